@@ -1,0 +1,23 @@
+"""Errors that users meet."""
+
+from shm.errors import HeadwayError
+
+
+class ConfigError(HeadwayError, ValueError):
+    """An option has a value out of range, an unknown name, or contradicts another one."""
+
+
+class ConfigTypeError(HeadwayError, TypeError):
+    """A required option is missing, or an option is of the wrong class."""
+
+
+class InfrastructureError(HeadwayError, RuntimeError):
+    """Raised by a user's tool or environment: the failure is the machinery's, not the model's."""
+
+
+class RunError(HeadwayError, RuntimeError):
+    """A run cannot go on; the message says why in one sentence."""
+
+
+class TrajectoryError(RunError):
+    """A trajectory failed in user code; the message names group, member, the call and the cause."""

@@ -1,0 +1,19 @@
+"""Errors of the worker layer."""
+
+from shm.errors import HeadwayError
+
+
+class MessageError(HeadwayError, ValueError):
+    """A message is of another protocol version, of no known kind, or has fields of the wrong type."""
+
+
+class ChannelError(HeadwayError, RuntimeError):
+    """A channel was used from another thread than its own, or after it was closed."""
+
+
+class WorkerDied(HeadwayError, RuntimeError):
+    """A worker process ended; the message holds its role, pid, how it ended and its last words."""
+
+
+class NonFiniteError(HeadwayError, ArithmeticError):
+    """A loss or gradient is not finite; no parameter and no slot has been touched."""

@@ -1,0 +1,316 @@
+"""The records that Headway's processes send each other: typed, versioned msgpack. A leaf: no torch.
+
+A message on the wire is the array `[PROTOCOL, incarnation, kind, field, field, …]`; `incarnation` counts the starts of
+the worker at the other end, so a late message of a dead predecessor is told apart. Records inside a message
+(`GenerateRequest`, …) are arrays too. Bulk data (token ids, log-probs) does not travel here: a field `position`, with a
+length, names where it lies in the sender's shared-memory queue (`shm/queue.py`), and `consumed` on every message gives
+back what its sender has read from the queue the other way. Nothing received is ever unpickled or executed.
+"""
+
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple, get_origin
+
+import msgpack
+
+from workers.errors import MessageError
+
+PROTOCOL = 1
+
+
+class GenerateRequest(NamedTuple):
+    """Ask for one segment: at most `max_tokens` tokens after the context of `num_tokens` ids at `position`."""
+
+    request: int  # unique in the run; the reply names it
+    group: int  # negative in evaluations, so that noise and KV never mix with training's
+    member: int
+    version: int
+    slot: int
+    position: int
+    num_tokens: int
+    max_tokens: int
+    generated: int  # tokens this trajectory has generated so far: where its noise goes on
+
+
+class Segment(NamedTuple):
+    """One finished request; at `position` lie `num_tokens` int32 ids, then as many float32 behaviour log-probs."""
+
+    request: int
+    version: int
+    position: int
+    num_tokens: int
+    cached: int  # context tokens whose KV was already there
+    stopped: bool  # True: the last token is a stop id; False: max_tokens reached
+    seconds: float  # from its first forward pass to its last token
+    queue_seconds: float  # from arrival at the sampler to its first forward pass
+
+
+class ToolRecord(NamedTuple):
+    """One tool call that an environment made."""
+
+    name: str
+    seconds: float
+    error: str | None
+
+
+class EnvironmentCall(NamedTuple):
+    """One call to a trajectory's environment. `call` is reset, turn, truncate or drop.
+
+    reset: argument {"row": dict, "seed": int}. turn: {"text": str, "tool_calls": [{"name", "arguments", "error"}],
+    "num_tokens": int, "stopped": bool}. truncate: {"cause": str}. drop: {} (close without a reward).
+    """
+
+    request: int
+    group: int
+    member: int
+    call: str
+    argument: dict[str, Any]
+
+
+class EnvironmentReply(NamedTuple):
+    """Its answer. `error` is null or one sentence; the other fields are then empty.
+
+    reset: result {"messages": [...], "tools": [schema, …]}. turn: {"messages": [...], "max_turn_tokens": int | null}, or, when
+    the episode has ended, {"messages": null, "reward": float}. truncate: {"reward": float}. Each may hold
+    "metrics": {name: float}, summed into `rollout/<name>`. After a reward the environment is closed and gone.
+    """
+
+    request: int
+    result: dict[str, Any]
+    tools: list[ToolRecord]
+    seconds: float
+    error: str | None
+
+
+@dataclass(slots=True)
+class Message:
+    """Base of all messages; see `KINDS` for the table."""
+
+
+@dataclass(slots=True)
+class Hello(Message):
+    """Worker → supervisor, first: I am up."""
+
+    role: str
+    pid: int
+
+
+@dataclass(slots=True)
+class Start(Message):
+    """Supervisor → worker, second: everything the role needs, as plain values (see the role's main)."""
+
+    config: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Ready(Message):
+    """Worker → supervisor: started; `detail` holds what the role has to report (weights handles, sizes)."""
+
+    detail: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Failed(Message):
+    """Worker → supervisor, last: why it ends, in one sentence; `details` (a trace) goes to the log."""
+
+    why: str
+    details: str
+
+
+@dataclass(slots=True)
+class Stop(Message):
+    """Supervisor → worker: end now, in order."""
+
+    consumed: int = 0
+
+
+@dataclass(slots=True)
+class Consumed(Message):
+    """Either way: nothing to say but how much of the other's queue has been read."""
+
+    consumed: int = 0
+
+
+@dataclass(slots=True)
+class Payload(Message):
+    """A piece of a payload that is too large to be written at once; the message that follows takes all pieces."""
+
+    position: int
+    length: int
+    consumed: int = 0
+
+
+@dataclass(slots=True)
+class Generate(Message):
+    """Supervisor → sampler."""
+
+    requests: list[GenerateRequest]
+    consumed: int = 0
+
+
+@dataclass(slots=True)
+class Release(Message):
+    """Supervisor → sampler: these trajectories have ended (free their KV); these versions are no longer leased."""
+
+    trajectories: list[list[int]]  # [group, member]
+    versions: list[int]
+    consumed: int = 0
+
+
+@dataclass(slots=True)
+class Segments(Message):
+    """Sampler → supervisor: what one engine step finished."""
+
+    segments: list[Segment]
+    consumed: int = 0
+
+
+@dataclass(slots=True)
+class ForwardBackward(Message):
+    """Supervisor → learner: gradients of the rows at `position`, accumulated until the next `OptimStep`.
+
+    Payload: int32 row lengths [num_rows]; then, over the rows' tokens end to end [num_tokens]: int32 token ids, float32
+    loss weights, float32 behaviour log-probs, int32 versions (-1: not generated). Weight, log-prob and version at t
+    belong to the prediction of token t+1; the last entry of a row is 0, 0, -1.
+    """
+
+    batch: int
+    num_rows: int
+    num_tokens: int
+    position: int
+    length: int
+    zero_gradients: bool
+    consumed: int = 0
+
+
+@dataclass(slots=True)
+class GradientsDone(Message):
+    """Learner → supervisor: the forward/backward of `batch` has ended."""
+
+    batch: int
+    metrics: dict[str, float]
+    consumed: int = 0
+
+
+@dataclass(slots=True)
+class OptimStep(Message):
+    """Supervisor → learner: step from version `from_version` and publish into `slot`, if the gate allows.
+
+    `groups` are the batch's; the reservations of all others must be met after it. The learner reads them from the ledger at
+    `epoch` or later.
+    """
+
+    batch: int
+    from_version: int
+    to_version: int
+    slot: int
+    groups: list[int]
+    epoch: int
+    lr: float
+    gradient_scale: float
+    consumed: int = 0
+
+
+@dataclass(slots=True)
+class Published(Message):
+    """Learner → supervisor: the update is whole: weights in the slot, ledger written."""
+
+    version: int
+    slot: int
+    metrics: dict[str, float]
+    consumed: int = 0
+
+
+@dataclass(slots=True)
+class Environments(Message):
+    """Supervisor → environment process."""
+
+    calls: list[EnvironmentCall]
+
+
+@dataclass(slots=True)
+class EnvironmentReplies(Message):
+    """Environment process → supervisor."""
+
+    replies: list[EnvironmentReply] = field(default_factory=list)
+
+
+# Kind numbers are part of the protocol: never reuse one.
+KINDS: dict[int, type[Message]] = {
+    1: Hello,
+    2: Start,
+    3: Ready,
+    4: Failed,
+    5: Stop,
+    6: Consumed,
+    7: Payload,
+    10: Generate,
+    11: Release,
+    12: Segments,
+    20: ForwardBackward,
+    21: GradientsDone,
+    22: OptimStep,
+    23: Published,
+    30: Environments,
+    31: EnvironmentReplies,
+}
+
+# Fields that hold a list of records: the decoder makes named tuples of them again.
+_RECORDS: dict[tuple[type[Message], str], type] = {
+    (Generate, "requests"): GenerateRequest,
+    (Segments, "segments"): Segment,
+    (Environments, "calls"): EnvironmentCall,
+    (EnvironmentReplies, "replies"): EnvironmentReply,
+}
+_NUMBERS = {cls: kind for kind, cls in KINDS.items()}
+_NAMES = {cls: [f.name for f in fields(cls)] for cls in KINDS.values()}
+
+
+def _checks(cls: type[Message]) -> list[tuple[str, Any]]:
+    """What a field's value must be an instance of: lists and dicts by their outer type only."""
+    outer = [(f.name, get_origin(f.type) or f.type) for f in fields(cls)]
+    return [(name, (float, int) if wanted is float else wanted) for name, wanted in outer]
+
+
+_CHECKS = {cls: _checks(cls) for cls in KINDS.values()}
+
+
+def encode(message: Message, incarnation: int) -> bytes:
+    """One message as msgpack."""
+    cls = type(message)
+    return msgpack.packb([PROTOCOL, incarnation, _NUMBERS[cls], *(getattr(message, name) for name in _NAMES[cls])])
+
+
+def decode(data: bytes) -> tuple[int, Message]:
+    """(incarnation, message). Raises MessageError for anything that is no message of this protocol version."""
+    try:
+        values = msgpack.unpackb(data, strict_map_key=False)
+    except Exception as error:  # msgpack raises a family of unrelated classes on torn or foreign bytes
+        raise MessageError(f"A message of {len(data)} bytes is no msgpack: {error}.") from error
+    if not isinstance(values, list) or len(values) < 3:
+        raise MessageError(f"A message of {len(data)} bytes is no array of protocol, incarnation, kind and fields.")
+    protocol, incarnation, kind, *content = values
+    if protocol != PROTOCOL:
+        raise MessageError(
+            f"A message speaks protocol {protocol!r}, this process speaks {PROTOCOL}: two versions of Headway run together."
+        )
+    cls = KINDS.get(kind) if isinstance(kind, int) else None
+    if cls is None or not isinstance(incarnation, int):
+        raise MessageError(f"A message is of kind {kind!r} and incarnation {incarnation!r}; there is no such kind.")
+    checks = _CHECKS[cls]
+    if len(content) != len(checks):
+        raise MessageError(f"A {cls.__name__} message has {len(content)} fields, not {len(checks)}.")
+    for index, (name, wanted) in enumerate(checks):
+        if not isinstance(content[index], wanted):
+            raise MessageError(f"{cls.__name__}.{name} is {content[index]!r:.60}, which is of the wrong type.")
+        record = _RECORDS.get((cls, name))
+        if record is not None:
+            content[index] = [_as_record(record, item) for item in content[index]]
+    return incarnation, cls(*content)
+
+
+def _as_record(record: type, item: Any) -> Any:
+    if not isinstance(item, list) or len(item) != len(record._fields):
+        raise MessageError(f"A {record.__name__} record is {item!r:.80}, not an array of {len(record._fields)} fields.")
+    if record is EnvironmentReply:
+        item[2] = [_as_record(ToolRecord, tool) for tool in item[2]]
+    return record(*item)

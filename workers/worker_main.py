@@ -1,0 +1,66 @@
+"""The frame of every worker process: become one, say hello, serve run after run, report why it ends."""
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from shm.errors import HeadwayError
+from workers.channel import WorkerChannel
+from workers.errors import ChannelError
+from workers.messages import Failed, Hello, Start, Stop
+
+PR_SET_PDEATHSIG = 1
+START_SECONDS = 120.0  # bound on the wait for the supervisor's first word
+
+# serve(channel, config) runs one run and returns the next run's config, or None to end.
+Serve = Callable[[WorkerChannel, dict[str, Any]], dict[str, Any] | None]
+
+
+def become_worker(parent: int) -> None:
+    """Die with the parent, be deaf to SIGINT (the supervisor alone decides), leave a trace on a crash."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise ChannelError(f"prctl(PR_SET_PDEATHSIG) failed: {os.strerror(ctypes.get_errno())}.")
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable()
+
+
+def wait_for_start(channel: WorkerChannel, role: str) -> dict[str, Any] | None:
+    """The config of the first run; None when told to stop. Raises ChannelError when nobody speaks."""
+    channel.send(Hello(role=role, pid=os.getpid()))
+    message = channel.receive(START_SECONDS)
+    if isinstance(message, Start):
+        return message.config
+    if isinstance(message, Stop):
+        return None
+    raise ChannelError(f"The {role} waited {START_SECONDS:g} s for its start message and got {message!r:.80}.")
+
+
+def run_worker(role: str, serve: Serve) -> None:
+    """The process main of `role`: arguments are endpoint, incarnation and the parent's pid. Ends the process."""
+    endpoint, incarnation, parent = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    become_worker(parent)
+    channel = WorkerChannel(endpoint, incarnation)
+    status = 0
+    try:
+        config = wait_for_start(channel, role)
+        while config is not None:
+            config = serve(channel, config)
+    except Exception as error:  # the outermost frame: report, then exit
+        status = 1
+        trace = traceback.format_exc()
+        print(trace, file=sys.stderr, flush=True)
+        why = str(error) if isinstance(error, HeadwayError) else f"{type(error).__name__}: {error}"
+        channel.send(Failed(why=why, details=trace))
+    channel.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Without the interpreter's teardown: mapped blocks and torch's threads need none, and it can hang.
+    os._exit(status)
