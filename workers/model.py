@@ -1,0 +1,151 @@
+"""The decoder that sampler and learner share, so that the log-probs of both agree.
+
+Functional: weights are views of one flat buffer, so a sampler computes on a weight slot in place and an optimizer steps
+everything in a few operators. Attention itself is the caller's: the sampler reads a KV cache, the learner packs whole
+sequences.
+
+Shape letters: N tokens of any sequences, D hidden size, H query heads, K key/value heads, h head size, F intermediate
+size, V vocabulary, M tokens whose logits are wanted, P positions of the RoPE table.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod, sqrt
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from workers.model_config import ModelConfig, layout, parameter_shapes
+
+# attend(layer, q [N, H, h], k [N, K, h], v [N, K, h]) -> [N, H, h]: causal attention, scale 1/sqrt(h), after RoPE.
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(slots=True)
+class LayerWeights:
+    """One block's tensors; a bias or QK norm that the model lacks is None."""
+
+    attention_norm: Tensor  # [D]
+    qkv: Tensor  # [(H + 2K) * h, D]
+    out: Tensor  # [D, H * h]
+    mlp_norm: Tensor  # [D]
+    gate_up: Tensor  # [2F, D]
+    down: Tensor  # [D, F]
+    qkv_bias: Tensor | None = None
+    q_norm: Tensor | None = None  # [h]
+    k_norm: Tensor | None = None  # [h]
+    out_bias: Tensor | None = None
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+
+
+@dataclass(slots=True)
+class Weights:
+    """A model's tensors; `head` is `embed` itself when they are tied. `named` holds each tensor once."""
+
+    embed: Tensor  # [V, D]
+    layers: list[LayerWeights]
+    final_norm: Tensor  # [D]
+    head: Tensor  # [V, D]
+    named: dict[str, Tensor]
+
+
+def bind_weights(flat: Tensor, config: ModelConfig) -> Weights:
+    """Views of `flat` [num_elements], any dtype and device: nothing is copied, and writes to `flat` show at once."""
+    num_elements = layout(config).num_elements
+    if flat.dim() != 1 or flat.numel() != num_elements or not flat.is_contiguous():
+        raise ValueError(
+            f"The weight buffer has shape {tuple(flat.shape)}; this model needs one contiguous row of "
+            f"{num_elements} elements. Make it for the same model configuration."
+        )
+    named, offset = {}, 0
+    for name, shape in parameter_shapes(config):
+        size = prod(shape)
+        named[name] = flat.narrow(0, offset, size).view(shape)
+        offset += size
+    layers = []
+    for layer in range(config.num_layers):
+        prefix = f"layers.{layer}."
+        own = {name.removeprefix(prefix): tensor for name, tensor in named.items() if name.startswith(prefix)}
+        layers.append(LayerWeights(**own))
+    return Weights(named["embed"], layers, named["final_norm"], named.get("head", named["embed"]), named)
+
+
+def init_flat(config: ModelConfig, seed: int) -> Tensor:
+    """Random weights, float32 [num_elements] on the CPU; the same for a seed whatever else has drawn random numbers.
+
+    Normal with deviation 0.02; the two matrices that write to the residual stream are divided by sqrt(2 * layers), so
+    that its variance does not grow with depth (GPT-2). Norms start at 1, biases at 0.
+    """
+    flat = torch.zeros(layout(config).num_elements, dtype=torch.float32)
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    residual_std = 0.02 / sqrt(2 * config.num_layers)
+    for name, tensor in bind_weights(flat, config).named.items():
+        if tensor.dim() == 2:
+            is_residual = name.endswith((".out", ".down"))
+            tensor.normal_(0.0, residual_std if is_residual else 0.02, generator=generator)
+        elif name.endswith("norm"):
+            tensor.fill_(1.0)
+    return flat
+
+
+class RopeTable:
+    """Cosines and signed sines of all positions, in the half-rotation form that Hugging Face's checkpoints need.
+
+    Feature i turns with feature i + h/2 by the angle position * theta^(-2i/h). The sines of the first half are stored
+    negated: rotated = x * cos + swap_halves(x) * sin.
+    """
+
+    def __init__(self, config: ModelConfig, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32):
+        # In float64: a float32 angle at position 100,000 is off by 0.004.
+        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
+        angles = torch.outer(torch.arange(config.max_positions, dtype=torch.float64), config.rope_theta**-exponents)
+        cos, sin = angles.cos(), angles.sin()
+        self.cos_P1h = torch.cat((cos, cos), dim=-1).unsqueeze(1).to(device, dtype)
+        self.sin_P1h = torch.cat((-sin, sin), dim=-1).unsqueeze(1).to(device, dtype)
+
+    def at(self, positions_N: Tensor) -> tuple[Tensor, Tensor]:
+        """(cos, sin), each [N, 1, h]; positions int64 in [0, max_positions)."""
+        return self.cos_P1h.index_select(0, positions_N), self.sin_P1h.index_select(0, positions_N)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RoPE: x [N, heads, h] with the rows that `RopeTable.at` gave."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.addcmul(x * cos, torch.cat((second, first), dim=-1), sin)
+
+
+def decode(
+    weights: Weights, config: ModelConfig, rope: RopeTable, tokens_N: Tensor, positions_N: Tensor, attend: Attend
+) -> Tensor:
+    """tokens, positions [N] int64 -> hidden [N, D] after the final norm, in the weights' dtype.
+
+    `attend` is called once per layer, in order, with keys and values already as they belong into a KV cache.
+    """
+    width, eps = (config.hidden_size,), config.rms_norm_eps
+    num_q, num_kv, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+    cos, sin = rope.at(positions_N)
+    hidden = F.embedding(tokens_N, weights.embed)
+    for layer, own in enumerate(weights.layers):
+        normed = F.rms_norm(hidden, width, own.attention_norm, eps)
+        qkv = F.linear(normed, own.qkv, own.qkv_bias).view(-1, num_q + 2 * num_kv, head_dim)
+        qk, v = qkv.split((num_q + num_kv, num_kv), dim=1)
+        if own.q_norm is not None:
+            q, k = qk.split((num_q, num_kv), dim=1)
+            q = rotate(F.rms_norm(q, (head_dim,), own.q_norm, eps), cos, sin)
+            k = rotate(F.rms_norm(k, (head_dim,), own.k_norm, eps), cos, sin)
+        else:
+            q, k = rotate(qk, cos, sin).split((num_q, num_kv), dim=1)
+        attended = attend(layer, q, k, v).reshape(-1, num_q * head_dim)
+        hidden = hidden + F.linear(attended, own.out, own.out_bias)
+        normed = F.rms_norm(hidden, width, own.mlp_norm, eps)
+        gate, up = F.linear(normed, own.gate_up, own.gate_up_bias).chunk(2, dim=-1)
+        hidden = hidden + F.linear(F.silu(gate) * up, own.down, own.down_bias)
+    return F.rms_norm(hidden, width, weights.final_norm, eps)
+
+
+def logits(weights: Weights, hidden_MD: Tensor) -> Tensor:
+    """hidden [M, D] of `decode` -> logits [M, V] float32 (float64 when the weights are)."""
+    scores = F.linear(hidden_MD, weights.head)
+    return scores if scores.dtype == torch.float64 else scores.float()

@@ -1,0 +1,144 @@
+"""The shape of a decoder, as plain numbers, and where its tensors lie in a flat buffer. A leaf: no torch."""
+
+from dataclasses import asdict, dataclass, fields
+from math import isfinite, prod
+from typing import Any
+
+from shm.errors import HeadwayError
+from shm.layout import Entry, WeightLayout
+
+
+class ModelConfigError(HeadwayError, ValueError):
+    """The numbers of a model configuration do not fit together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """One decoder of the Llama family: RMSNorm, RoPE, grouped-query attention, SwiGLU.
+
+    Qwen2 adds `qkv_bias`, Qwen3 `qk_norm`; `out_bias` and `mlp_bias` are Llama's `attention_bias` (with `qkv_bias`) and
+    `mlp_bias`. Names follow Hugging Face's `config.json` where it has one.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-5
+    max_positions: int = 2048  # length of the RoPE table: no context can be longer
+    tie_embeddings: bool = True
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    mlp_bias: bool = False
+    out_bias: bool = False
+
+    def __post_init__(self) -> None:
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ModelConfigError(
+                    f"ModelConfig.{name} is {value!r}; it counts something, so give an integer >= 1."
+                )
+        for name in ("rope_theta", "rms_norm_eps"):
+            value = getattr(self, name)
+            if not (isfinite(value) and value > 0):
+                raise ModelConfigError(f"ModelConfig.{name} is {value!r}; it must be finite and above 0.")
+        if self.num_heads % self.num_kv_heads:
+            raise ModelConfigError(
+                f"ModelConfig has {self.num_heads} query heads and {self.num_kv_heads} key/value heads; each key/value "
+                "head serves equally many query heads, so make num_heads a multiple of num_kv_heads."
+            )
+        if self.head_dim % 2:
+            raise ModelConfigError(
+                f"ModelConfig.head_dim is {self.head_dim}; RoPE rotates pairs of features, so make it even."
+            )
+
+    @property
+    def qkv_size(self) -> int:
+        """Rows of the fused query, key and value matrix."""
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    def to_fields(self) -> dict[str, Any]:
+        """Plain values for a message."""
+        return asdict(self)
+
+    @classmethod
+    def from_fields(cls, values: dict[str, Any]) -> "ModelConfig":
+        """The inverse of `to_fields`; ModelConfigError when a field is unknown or missing."""
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise ModelConfigError(
+                f"A model configuration has the unknown fields {unknown}; its fields are {sorted(known)}."
+            )
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise ModelConfigError(
+                f"A model configuration is not whole ({error}); give every field without default."
+            ) from None
+
+
+_COUNTS = (
+    "vocab_size",
+    "hidden_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "intermediate_size",
+    "max_positions",
+)
+
+
+def parameter_shapes(config: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of all tensors, matrices first (they alone decay), then vectors; tied weights once."""
+    hidden, heads_size = config.hidden_size, config.num_heads * config.head_dim
+    matrices: list[tuple[str, tuple[int, ...]]] = [("embed", (config.vocab_size, hidden))]
+    vectors: list[tuple[str, tuple[int, ...]]] = []
+    for layer in range(config.num_layers):
+        prefix = f"layers.{layer}."
+        matrices += [
+            (prefix + "qkv", (config.qkv_size, hidden)),  # rows: queries, keys, values
+            (prefix + "out", (hidden, heads_size)),
+            (prefix + "gate_up", (2 * config.intermediate_size, hidden)),  # rows: gate, up
+            (prefix + "down", (hidden, config.intermediate_size)),
+        ]
+        vectors += [(prefix + "attention_norm", (hidden,)), (prefix + "mlp_norm", (hidden,))]
+        if config.qkv_bias:
+            vectors.append((prefix + "qkv_bias", (config.qkv_size,)))
+        if config.qk_norm:
+            vectors += [(prefix + "q_norm", (config.head_dim,)), (prefix + "k_norm", (config.head_dim,))]
+        if config.out_bias:
+            vectors.append((prefix + "out_bias", (hidden,)))
+        if config.mlp_bias:
+            vectors += [(prefix + "gate_up_bias", (2 * config.intermediate_size,)), (prefix + "down_bias", (hidden,))]
+    if not config.tie_embeddings:
+        matrices.append(("head", (config.vocab_size, hidden)))
+    vectors.append(("final_norm", (hidden,)))
+    return matrices + vectors
+
+
+def layout(config: ModelConfig) -> WeightLayout:
+    """Where each tensor of `parameter_shapes` lies in a flat buffer: end to end, in that order, without gaps."""
+    entries, offset = [], 0
+    for name, shape in parameter_shapes(config):
+        entries.append(Entry(name, shape, offset))
+        offset += prod(shape)
+    return WeightLayout(tuple(entries), offset)
+
+
+# `model="tiny"`: learns the built-in `guess` task from random weights on two cores; the task gives the vocabulary.
+TINY = ModelConfig(
+    vocab_size=256,
+    hidden_size=64,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    intermediate_size=192,
+    max_positions=1024,
+)
