@@ -1,0 +1,45 @@
+# make run and make test are all a newcomer needs: Python 3.11 or newer, make, this checkout.
+# Overridable: VENV (where the virtual environment is), PYTHON (which makes it), ARGS (passed on).
+
+VENV ?= .venv
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+ARGS ?=
+INSTALLED = $(VENV)/.installed
+
+.PHONY: help run test soak bench lint format clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+run: $(INSTALLED) ## install into .venv and train: python run.py --mode async
+	$(VENV)/bin/python run.py --mode async $(ARGS)
+
+test: $(INSTALLED) ## install into .venv and run the tests
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+soak: $(INSTALLED) ## the tests marked slow
+	$(VENV)/bin/python -m pytest -m slow $(ARGS)
+
+bench: $(INSTALLED) ## asynchronous against synchronous training, side by side
+	$(VENV)/bin/python -m bench.async_vs_sync $(ARGS)
+
+lint: $(INSTALLED) ## ruff check and ruff format --check
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+format: $(INSTALLED) ## let ruff rewrite the files
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+clean: ## remove the virtual environments and caches (never runs/)
+	rm -rf .venv .ci-venv .pytest_cache .ruff_cache .hypothesis *.egg-info build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The mark is written last, so an install that was broken off is done again.
+$(INSTALLED): setup.cfg pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer was not found; install it, or name it: make PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install -c constraints.txt -e '.[test]'
+	@touch $@
