@@ -1,0 +1,106 @@
+"""Checks that the config dataclasses share: each raises one plain sentence that names owner, option and value.
+
+The pattern: a flag that is no bool or a value of the wrong class is a ConfigTypeError (a TypeError); a number of the
+wrong type or range, an unknown name or a refused combination is a ConfigError (a ValueError). A bool is no number here.
+"""
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import field
+from typing import Any
+
+from pipeline.errors import ConfigError, ConfigTypeError
+
+
+class ConfigWarning(UserWarning):
+    """A setting is accepted, but trades correctness or freshness away; the message says which."""
+
+
+def option(default: Any, meaning: str) -> Any:
+    """A dataclass field with its meaning in a few words; the command line and docs/options.md show the same text."""
+    return field(default=default, metadata={"meaning": meaning})
+
+
+def required(meaning: str) -> Any:
+    """The same for a field without default: leaving it out is a TypeError."""
+    return field(metadata={"meaning": meaning})
+
+
+def check_integer(owner: object, name: str, *, minimum: int, unit: str, optional: bool = False) -> None:
+    """Require an int >= minimum; None too when optional. `unit` completes "it counts …"."""
+    value = getattr(owner, name)
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ConfigError(
+            f"{label(owner, name)} is {value!r}; it counts {unit}, so it must be a whole number of at least {minimum}"
+            f"{' (or None)' if optional else ''}."
+        )
+
+
+def check_number(
+    owner: object,
+    name: str,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+    optional: bool = False,
+) -> None:
+    """Require a finite int or float within the bounds given; None too when optional."""
+    value = getattr(owner, name)
+    if value is None and optional:
+        return
+    rules = [
+        (above, "above", lambda limit: value > limit),
+        (at_least, "at least", lambda limit: value >= limit),
+        (below, "below", lambda limit: value < limit),
+        (at_most, "at most", lambda limit: value <= limit),
+    ]
+    rules = [rule for rule in rules if rule[0] is not None]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or not all(holds(limit) for limit, _, holds in rules):
+        bounds = " and ".join(f"{word} {limit:g}" for limit, word, _ in rules)
+        raise ConfigError(
+            f"{label(owner, name)} is {value!r}; it must be a finite number {bounds}{' (or None)' if optional else ''}."
+        )
+
+
+def check_choice(owner: object, name: str, choices: Sequence[str]) -> None:
+    """Require one of a few names."""
+    value = getattr(owner, name)
+    if not isinstance(value, str) or value not in choices:
+        raise ConfigError(f"{label(owner, name)} is {value!r}; it must be one of {quoted(choices)}.")
+
+
+def check_flag(owner: object, name: str) -> None:
+    """Require a bool: 1 and "yes" are refused, since a flag that lifts a protection must be meant."""
+    value = getattr(owner, name)
+    if not isinstance(value, bool):
+        raise ConfigTypeError(f"{label(owner, name)} is {value!r}; it is a flag: write True or False.")
+
+
+def check_class(owner: object, name: str, classes: tuple[type, ...], *, optional: bool = False) -> None:
+    """Require an object of one of the classes."""
+    value = getattr(owner, name)
+    if value is None and optional:
+        return
+    if not isinstance(value, classes):
+        names = " or ".join(f"rl.{cls.__name__}(...)" for cls in classes)
+        raise ConfigTypeError(f"{label(owner, name)} is {value!r}; give {names}.")
+
+
+def warn(sentence: str) -> None:
+    """Warn of a risk that the user asked for; the stack level points at the dataclass call."""
+    warnings.warn(sentence, ConfigWarning, stacklevel=4)
+
+
+def label(owner: object, name: str) -> str:
+    """`Schedule.concurrency`: how errors name an option."""
+    return f"{type(owner).__name__}.{name}"
+
+
+def quoted(names: Sequence[Any]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
