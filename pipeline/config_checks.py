@@ -98,8 +98,8 @@ def warn(sentence: str) -> None:
 
 
 def label(owner: object, name: str) -> str:
-    """`Schedule.concurrency`: how errors name an option."""
-    return f"{type(owner).__name__}.{name}"
+    """`Schedule.concurrency`: how errors name an option. A class may have a LABEL other than its name."""
+    return f"{getattr(type(owner), 'LABEL', type(owner).__name__)}.{name}"
 
 
 def quoted(names: Sequence[Any]) -> str:

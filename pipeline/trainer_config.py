@@ -1,0 +1,218 @@
+"""The options of RolloutEngine and AsyncTrainer, and the rules that need several configs at once.
+
+Both objects build one of these from their keyword arguments, so every contradiction is found before a process starts.
+What is valid here may still be unbuilt: `unsupported.py` refuses that when a run starts.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from pipeline.advantages import Batchwise, GroupCentered
+from pipeline.config import (
+    CISPO,
+    Adam,
+    Budget,
+    ForwardBackwardBatch,
+    GroupCompletion,
+    KVCache,
+    Sampling,
+    Schedule,
+    Truncation,
+)
+from pipeline.config_checks import check_choice, check_class, check_flag, check_integer, check_number, warn
+from pipeline.errors import ConfigError, ConfigTypeError
+
+SAMPLING_POLICIES = ("trajectory", "segment")
+STALE_POLICIES = ("wait", "keep", "mask_span")
+BATCH_ORDERS = ("completion", "admission")
+FAILURE_POLICIES = ("stop", "replace")
+ADVANTAGES = (GroupCentered, Batchwise)
+LOSSES = (CISPO,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything RolloutEngine is told apart from the model and the environment."""
+
+    LABEL: ClassVar[str] = "RolloutEngine"  # how errors name it
+
+    schedule: Schedule = field(default_factory=Schedule)
+    budget: Budget = field(default_factory=Budget)
+    sampling_policy: str = "trajectory"  # one policy per trajectory, or the newest allowed per segment
+    kv_cache: KVCache = field(default_factory=KVCache)
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    seed: int = 0
+    environment_timeout: float = 600.0  # seconds that one call into an environment may take
+
+    def __post_init__(self) -> None:
+        check_class(self, "schedule", (Schedule,))
+        check_class(self, "budget", (Budget,))
+        check_class(self, "kv_cache", (KVCache,))
+        check_choice(self, "sampling_policy", SAMPLING_POLICIES)
+        check_number(self, "environment_timeout", above=0.0)
+        _ = self.sampling  # Sampling checks the four options it is made of
+        ages_kv = self.kv_cache.max_staleness > 0 or self.kv_cache.on_limit == "refill"
+        if self.sampling_policy == "trajectory" and ages_kv:
+            raise ConfigError(
+                f'sampling_policy is "trajectory", which keeps one policy from start to end, so {self.kv_cache} '
+                'would have no effect; leave kv_cache out, or use sampling_policy="segment".'
+            )
+        if self.sampling_policy == "segment" and not ages_kv:
+            raise ConfigError(
+                'sampling_policy is "segment", but kv_cache allows no KV of an older policy and no refill; use '
+                'KVCache(max_staleness=1) or more, or KVCache(on_limit="refill", allow_reprefill=True).'
+            )
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, seed=self.seed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerConfig:
+    """Everything AsyncTrainer is told apart from the engine itself and callables."""
+
+    LABEL: ClassVar[str] = "AsyncTrainer"
+
+    engine: EngineConfig
+    optimizer: Adam
+    loss: CISPO
+    completion: GroupCompletion
+    groups_per_step: int
+    group_size: int = 16
+    max_staleness: int = 2
+    stale_policy: str = "wait"
+    advantage: GroupCentered | Batchwise = field(default_factory=GroupCentered)
+    truncation: Truncation = field(default_factory=Truncation)
+    forward_backward_batch: str | ForwardBackwardBatch = "auto"
+    repeat_dataset: bool = True
+    batch_order: str = "completion"
+    on_failure: str = "stop"
+    allow_trajectory_loss: bool = False
+    allow_unbounded_staleness: bool = False
+
+    def __post_init__(self) -> None:
+        for name, classes in (
+            ("engine", (EngineConfig,)),
+            ("optimizer", (Adam,)),
+            ("loss", LOSSES),
+            ("completion", (GroupCompletion,)),
+            ("advantage", ADVANTAGES),
+            ("truncation", (Truncation,)),
+        ):
+            check_class(self, name, classes)
+        check_integer(self, "groups_per_step", minimum=1, unit="groups of one batch")
+        check_integer(self, "group_size", minimum=1, unit="trajectories of one group")
+        check_integer(self, "max_staleness", minimum=0, unit="optimizer updates")
+        check_choice(self, "stale_policy", STALE_POLICIES)
+        check_choice(self, "batch_order", BATCH_ORDERS)
+        check_choice(self, "on_failure", FAILURE_POLICIES)
+        for flag in ("repeat_dataset", "allow_trajectory_loss", "allow_unbounded_staleness"):
+            check_flag(self, flag)
+        self._check_sampling()
+        self._check_staleness()
+        self._check_completion()
+        self._check_overlap()
+
+    def check_run(self, *, dataset_rows: int, steps: Any) -> None:
+        """Refuse a number of steps that this dataset can't fill; dataset_rows is the number of training rows."""
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise ConfigError(
+                f"steps is {steps!r}; it counts batches to train, so it must be a whole number of at least 1."
+            )
+        if dataset_rows < 1:
+            raise ConfigError("The dataset has no rows; give at least one.")
+        possible = -(-dataset_rows // self.groups_per_step)
+        if not self.repeat_dataset and steps > possible:
+            raise ConfigError(
+                f"steps is {steps}, but {dataset_rows} rows at groups_per_step={self.groups_per_step} fill only "
+                f"{possible} batches; ask for fewer steps, give more rows, or set repeat_dataset=True."
+            )
+
+    def _check_sampling(self) -> None:
+        if self.engine.temperature <= 0.0:
+            raise ConfigError(
+                "RolloutEngine.temperature is 0, but training needs log-probs at the sampling temperature; "
+                "set it above 0."
+            )
+        if self.engine.schedule.oversample_factor > 1.0 and self.max_staleness == 0:
+            raise ConfigError(
+                f"Schedule.oversample_factor is {self.engine.schedule.oversample_factor}, but max_staleness is 0: "
+                "surplus groups would be too old for the next batch; set it to 1, or max_staleness to 1 or more."
+            )
+
+    def _check_staleness(self) -> None:
+        if self.stale_policy == "keep" and not self.allow_unbounded_staleness:
+            raise ConfigError(
+                'stale_policy is "keep", which trains on tokens of any age; that also needs '
+                "allow_unbounded_staleness=True."
+            )
+        if self.stale_policy == "mask_span" and not self.allow_trajectory_loss:
+            raise ConfigError(
+                'stale_policy is "mask_span", which trains nothing on spans that are too old; that also needs '
+                "allow_trajectory_loss=True."
+            )
+        if self.stale_policy != "wait":
+            if not self.repeat_dataset:
+                raise ConfigError(f'repeat_dataset=False needs stale_policy="wait"; it is "{self.stale_policy}".')
+            if self.batch_order == "admission":
+                raise ConfigError(f'batch_order="admission" needs stale_policy="wait"; it is "{self.stale_policy}".')
+            warn(f'stale_policy="{self.stale_policy}" lets tokens get older than max_staleness={self.max_staleness}.')
+        if self.truncation.drops and not self.allow_trajectory_loss:
+            raise ConfigError("truncation drops trajectories; that also needs allow_trajectory_loss=True.")
+
+    def _check_completion(self) -> None:
+        completion = self.completion
+        if completion.min_members > self.group_size:
+            raise ConfigError(
+                f"GroupCompletion.min_members is {completion.min_members}, but group_size is {self.group_size}; a "
+                "group never has that many members: lower the one or raise the other."
+            )
+        if completion.mode == "wait":
+            return
+        stragglers = completion.on_stragglers
+        if stragglers != "carry_over" and not self.allow_trajectory_loss:
+            raise ConfigError(
+                f'GroupCompletion(mode="deadline", on_stragglers="{stragglers}") loses trajectories; that also needs '
+                "allow_trajectory_loss=True."
+            )
+        if stragglers != "truncate" and self.stale_policy == "wait":
+            raise ConfigError(
+                f'on_stragglers="{stragglers}" hands a group over in parts, which stale_policy="wait" can\'t hold '
+                'back; use on_stragglers="truncate" or another stale_policy.'
+            )
+        if stragglers == "carry_over":
+            if self.max_staleness == 0:
+                raise ConfigError(
+                    'on_stragglers="carry_over" trains members in later batches; max_staleness can\'t be 0.'
+                )
+            if not isinstance(self.advantage, Batchwise):
+                raise ConfigError('on_stragglers="carry_over" splits groups; it needs advantage=rl.Batchwise().')
+            if self.loss.normalize == "prompt":
+                raise ConfigError(
+                    'on_stragglers="carry_over" splits groups; the loss can\'t be normalized by "prompt".'
+                )
+        warn(f'GroupCompletion(mode="deadline", on_stragglers="{stragglers}") cuts long trajectories short.')
+
+    def _check_overlap(self) -> None:
+        if self.forward_backward_batch == "auto":
+            return
+        if not isinstance(self.forward_backward_batch, ForwardBackwardBatch):
+            raise ConfigTypeError(
+                f'forward_backward_batch is {self.forward_backward_batch!r}; give "auto" or '
+                "rl.ForwardBackwardBatch(...)."
+            )
+        for why, found in (
+            (f"max_staleness is {self.max_staleness}", self.max_staleness > 0),
+            (f'stale_policy is "{self.stale_policy}"', self.stale_policy != "wait"),
+            (f'completion mode is "{self.completion.mode}"', self.completion.mode != "wait"),
+            ('sampling_policy is "segment"', self.engine.sampling_policy != "trajectory"),
+            ("advantage needs the whole batch", not isinstance(self.advantage, GroupCentered)),
+        ):
+            if found:
+                raise ConfigError(
+                    "ForwardBackwardBatch overlaps sampling and training within a synchronous, group-centered batch, "
+                    f'but {why}; leave forward_backward_batch at "auto".'
+                )

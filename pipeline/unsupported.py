@@ -1,0 +1,25 @@
+"""What the configs accept but no process does yet: refused in one sentence when a run starts, in this one place.
+
+A feature that gets built takes its line out of here.
+"""
+
+from pipeline.errors import ConfigError
+from pipeline.trainer_config import TrainerConfig
+
+
+def refuse_unbuilt(config: TrainerConfig) -> None:
+    """Raise ConfigError for the first setting that isn't built yet. Call it before any process starts."""
+    engine = config.engine
+    for setting, default, found in (
+        ("stale_policy", "wait", config.stale_policy),
+        ("sampling_policy", "trajectory", engine.sampling_policy),
+        ("GroupCompletion.mode", "wait", config.completion.mode),
+        ("Schedule.priority", "fifo", engine.schedule.priority),
+        ("forward_backward_batch", "auto", config.forward_backward_batch),
+        ("on_failure", "stop", config.on_failure),
+        ("Truncation.train", "zero_reward", config.truncation.train),
+        ("Truncation.by_cause", {}, config.truncation.by_cause),
+        ("Budget.final_answer_reserve", 0, engine.budget.final_answer_reserve),
+    ):
+        if found != default:
+            raise ConfigError(f"{setting}={found!r} isn't built yet; for now only {default!r} works.")
