@@ -1,8 +1,8 @@
 """Unnamed shared memory: make a block, open it in another process, let it go.
 
-A block is a memfd, reserved in full when it is made (`posix_fallocate`) and sealed against resizing: no later write can meet
-SIGBUS. It has no name: other processes open `/proc/<maker>/fd/<n>`, and the kernel frees it with its last user. So nothing
-can stay behind in /dev/shm, whose size limit does not apply either; `kill -9` included.
+A block is a memfd, reserved in full when it is made (`posix_fallocate`) and sealed against resizing: no later write
+can meet SIGBUS. It has no name: other processes open `/proc/<maker>/fd/<n>`, and the kernel frees it with its last
+user. So nothing can stay behind in /dev/shm, whose size limit does not apply either; `kill -9` included.
 """
 
 import fcntl
@@ -20,8 +20,9 @@ _NO_LIMIT = 1 << 62  # cgroup v1 writes "no limit" as a number near 2**63
 class Block:
     """Shared memory of `num_bytes`, mapped here. Make one with `create` or `open`; `close` it, or use it in `with`.
 
-    view: memoryview of unsigned bytes, writable unless opened otherwise. `close` gives up this holder's part; a numpy array
-    or tensor made over the view keeps the mapping (but not `path`) alive until it goes too, so it never dangles.
+    view: memoryview of unsigned bytes, writable unless opened otherwise. `close` gives up this holder's part; a numpy
+    array or tensor made over the view keeps the mapping (but not `path`) alive until it goes too, so it never
+    dangles.
     """
 
     def __init__(self, mapping: mmap.mmap, path: str, fd: int | None) -> None:
@@ -34,7 +35,8 @@ class Block:
     def create(cls, name: str, num_bytes: int, fill: int | None = None) -> "Block":
         """Reserve a new block, zeroed, or filled with the byte `fill` (`WRONG_LOOKING`: reading before writing shows).
 
-        name: for people (`/proc/<pid>/maps`, errors); need not be unique. Raises BlockError when memory does not suffice.
+        name: for people (`/proc/<pid>/maps`, errors); need not be unique. Raises BlockError when memory does not
+        suffice.
         """
         if num_bytes < 1:
             raise BlockError(f"Block {name!r} has a size of {num_bytes} bytes; give at least 1.")
@@ -94,8 +96,8 @@ class Block:
 
     def close(self) -> None:
         """Give the block up; again and again is fine. Other holders, and views of it here, are not disturbed."""
-        # Nothing is released by force: torch.frombuffer keeps the memoryview but no lock on it, and would be left dangling.
-        # With the last view gone the mapping goes, at once.
+        # Nothing is released by force: torch.frombuffer keeps the memoryview but no lock on it, and would be left
+        # dangling. With the last view gone the mapping goes, at once.
         self._view = None
         if self._fd is not None:
             fd, self._fd = self._fd, None
@@ -150,6 +152,6 @@ def _group_headroom(folder: Path, limit_name: str, used_name: str) -> int:
 
 def _too_large(name: str, need: int, have: int) -> str:
     return (
-        f"Shared memory for {name!r} needs {need} bytes ({need / 2**20:.1f} MiB) and {have} bytes ({have / 2**20:.1f} MiB) "
-        "are available; use a smaller model, fewer slots or a smaller queue, or free memory."
+        f"Shared memory for {name!r} needs {need} bytes ({need / 2**20:.1f} MiB), and {have} bytes "
+        f"({have / 2**20:.1f} MiB) are available; use a smaller model, fewer slots or a smaller queue, or free memory."
     )

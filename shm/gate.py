@@ -55,20 +55,20 @@ def refusal(
             )
         if version > from_version:
             return (
-                f"The batch holds a segment of policy version {version}, newer than the learner's version {from_version}; "
-                "a sampler must never be ahead of the learner."
+                f"The batch holds a segment of policy version {version}, newer than the learner's version "
+                f"{from_version}; a sampler must never be ahead of the learner."
             )
         if from_version - version > max_staleness:
             return (
-                f"The batch holds a segment of policy version {version}, which is {from_version - version} updates old at "
-                f"version {from_version}; max_staleness allows {max_staleness}."
+                f"The batch holds a segment of policy version {version}, which is {from_version - version} updates old "
+                f"at version {from_version}; max_staleness allows {max_staleness}."
             )
     owed = sorted(left_behind, key=lambda reservation: (reservation[1], reservation[0]))
     if owed and owed[-1][1] > from_version:
         group, admitted = owed[-1]
         return (
-            f"Group {group} is reserved as admitted at version {admitted}, which the learner, at version {from_version}, "
-            "has not reached; groups are admitted at the committed version."
+            f"Group {group} is reserved as admitted at version {admitted}, which the learner, at version "
+            f"{from_version}, has not reached; groups are admitted at the committed version."
         )
     rank = first_blocker([admitted for _, admitted in owed], from_version, groups_per_update, max_staleness)
     if rank is None:
@@ -76,7 +76,7 @@ def refusal(
     group, admitted = owed[rank]
     updates_left = max(0, admitted + max_staleness - from_version)
     return (
-        f"Group {group}, admitted at version {admitted} and number {rank + 1} of the groups left behind, could no longer "
-        f"train at age {max_staleness} or less: after the step from version {from_version} only {updates_left} updates of "
-        f"{groups_per_update} groups remain before its deadline; train it in this update, or wait for it."
+        f"Group {group}, admitted at version {admitted} and number {rank + 1} of the groups left behind, could no "
+        f"longer train at age {max_staleness} or less: after the step from version {from_version} only {updates_left} "
+        f"updates of {groups_per_update} groups remain before its deadline; train it in this update, or wait for it."
     )

@@ -1,7 +1,8 @@
 """Where each tensor of a model lies in a flat buffer: names, shapes, offsets. A leaf: no torch.
 
-The learner's master weights, its gradients and every weight slot share one layout, so publishing is one copy. Matrices come
-first, one-dimensional tensors (norms, biases) after them: the two differ in weight decay, and each kind is one slice.
+The learner's master weights, its gradients and every weight slot share one layout, so publishing is one copy.
+Matrices come first, one-dimensional tensors (norms, biases) after them: the two differ in weight decay, and each kind
+is one slice.
 """
 
 from dataclasses import dataclass
@@ -46,12 +47,13 @@ class WeightLayout:
                 )
             if entry.offset < end:
                 raise WeightsError(
-                    f"Tensor {entry.name!r} begins at element {entry.offset}, before the end ({end}) of the tensor in front "
-                    "of it; order the layout by offset, without overlap."
+                    f"Tensor {entry.name!r} begins at element {entry.offset}, before the end ({end}) of the tensor "
+                    "in front of it; order the layout by offset, without overlap."
                 )
             if len(entry.shape) > 1 and vectors_began:
                 raise WeightsError(
-                    f"Matrix {entry.name!r} {entry.shape} stands after a one-dimensional tensor; put all matrices first."
+                    f"Matrix {entry.name!r} {entry.shape} stands after a one-dimensional tensor; "
+                    "put all matrices first."
                 )
             vectors_began = vectors_began or len(entry.shape) == 1
             names.add(entry.name)
@@ -87,7 +89,7 @@ class WeightLayout:
             num_elements = int(fields["num_elements"])
         except (KeyError, TypeError, ValueError) as error:
             raise WeightsError(
-                f"Not a weight layout ({type(error).__name__}: {error}); it needs `entries` of [name, shape, offset] and "
-                "`num_elements`."
+                f"Not a weight layout ({type(error).__name__}: {error}); it needs `entries` of [name, shape, offset] "
+                "and `num_elements`."
             ) from error
         return cls(entries, num_elements)
