@@ -10,13 +10,13 @@ size, V vocabulary, M tokens whose logits are wanted, P positions of the RoPE ta
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod, sqrt
+from math import sqrt
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from workers.model_config import ModelConfig, layout, parameter_shapes
+from workers.model_config import ModelConfig, layout
 
 # attend(layer, q [N, H, h], k [N, K, h], v [N, K, h]) -> [N, H, h]: causal attention, scale 1/sqrt(h), after RoPE.
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -53,17 +53,13 @@ class Weights:
 
 def bind_weights(flat: Tensor, config: ModelConfig) -> Weights:
     """Views of `flat` [num_elements], any dtype and device: nothing is copied, and writes to `flat` show at once."""
-    num_elements = layout(config).num_elements
-    if flat.dim() != 1 or flat.numel() != num_elements or not flat.is_contiguous():
+    table = layout(config)
+    if flat.dim() != 1 or flat.numel() != table.num_elements or not flat.is_contiguous():
         raise ValueError(
             f"The weight buffer has shape {tuple(flat.shape)}; this model needs one contiguous row of "
-            f"{num_elements} elements. Make it for the same model configuration."
+            f"{table.num_elements} elements. Make it for the same model configuration."
         )
-    named, offset = {}, 0
-    for name, shape in parameter_shapes(config):
-        size = prod(shape)
-        named[name] = flat.narrow(0, offset, size).view(shape)
-        offset += size
+    named = {entry.name: flat.narrow(0, entry.offset, entry.num_elements).view(entry.shape) for entry in table.entries}
     layers = []
     for layer in range(config.num_layers):
         prefix = f"layers.{layer}."

@@ -1,0 +1,184 @@
+"""Training rows, and their cut into micro-batches. Plain numpy, no torch: whoever builds rows can import it.
+
+A row is one conditioning run: its token ids through the last generated one, and per token t, for the prediction of
+token t + 1, a loss weight, a behaviour log-prob and a policy version (-1: token t + 1 was not generated). Letters: R
+rows, S tokens of all rows end to end; in one micro-batch, B rows, T longest of them, N packed input tokens, M
+predictions.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from shm.errors import HeadwayError
+from workers.errors import NonFiniteError
+
+NOT_GENERATED = -1
+
+
+class RowsError(HeadwayError, ValueError):
+    """Training rows do not fit together or do not fit the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRows:
+    """The payload of a `ForwardBackward` message; `to_bytes` and `from_bytes` are its two ends."""
+
+    lengths: np.ndarray  # [R] int32
+    tokens: np.ndarray  # [S] int32
+    weights: np.ndarray  # [S] float32, advantage and normalisation in one; the loss is a plain sum
+    behaviour_logprobs: np.ndarray  # [S] float32
+    versions: np.ndarray  # [S] int32
+
+    def to_bytes(self) -> bytes:
+        """The arrays end to end, in the order of the fields, in the machine's byte order."""
+        return b"".join(
+            np.ascontiguousarray(array, dtype).tobytes()
+            for array, dtype in (
+                (self.lengths, np.int32),
+                (self.tokens, np.int32),
+                (self.weights, np.float32),
+                (self.behaviour_logprobs, np.float32),
+                (self.versions, np.int32),
+            )
+        )
+
+    @classmethod
+    def from_bytes(cls, payload: bytes | bytearray | memoryview, num_rows: int, num_tokens: int) -> "TrainingRows":
+        """Views of `payload`, which must not change while they are used; RowsError when its size is not the rows'."""
+        expected = 4 * (num_rows + 4 * num_tokens)
+        if len(payload) != expected:
+            raise RowsError(
+                f"A payload of {len(payload)} bytes came for {num_rows} rows with {num_tokens} tokens; these take "
+                f"{expected} bytes. Send the arrays of TrainingRows.to_bytes unchanged."
+            )
+
+        def part(start: int, count: int, dtype: type) -> np.ndarray:
+            return np.frombuffer(payload, dtype, count, 4 * start)
+
+        return cls(
+            lengths=part(0, num_rows, np.int32),
+            tokens=part(num_rows, num_tokens, np.int32),
+            weights=part(num_rows + num_tokens, num_tokens, np.float32),
+            behaviour_logprobs=part(num_rows + 2 * num_tokens, num_tokens, np.float32),
+            versions=part(num_rows + 3 * num_tokens, num_tokens, np.int32),
+        )
+
+    @property
+    def starts(self) -> np.ndarray:
+        """[R] int64: where each row begins."""
+        ends = np.cumsum(self.lengths, dtype=np.int64)
+        return ends - self.lengths
+
+    def check(self, vocab_size: int, max_positions: int) -> None:
+        """RowsError when the rows break their rules; NonFiniteError when a weight or log-prob is not finite."""
+        total = int(self.lengths.sum(dtype=np.int64))
+        sizes = [len(a) for a in (self.tokens, self.weights, self.behaviour_logprobs, self.versions)]
+        if sizes != [total] * 4:
+            raise RowsError(
+                f"The rows have {total} tokens by their lengths, but their arrays hold {sizes}; send one each."
+            )
+        if total == 0:
+            return
+        if self.lengths.min() < 1 or self.lengths.max() > max_positions:
+            row = int(np.argmax((self.lengths < 1) | (self.lengths > max_positions)))
+            raise RowsError(
+                f"Row {row} has {self.lengths[row]} tokens; the model has {max_positions} positions, so a row holds 1 "
+                f"to {max_positions}. Lower the context budget or raise the model's max_positions."
+            )
+        generated = self.versions >= 0
+        last = np.zeros(total, dtype=bool)
+        last[np.cumsum(self.lengths, dtype=np.int64) - 1] = True
+        rules = (
+            ((self.tokens < 0) | (self.tokens >= vocab_size), self.tokens, f"token ids lie in [0, {vocab_size})"),
+            (~generated & (self.weights != 0), self.weights, "a weight needs a generated token"),
+            (last & generated, self.versions, "a row's last token predicts nothing, so its version is -1"),
+        )
+        for broken, values, rule in rules:
+            if broken.any():
+                where = int(np.argmax(broken))
+                raise RowsError(f"{self.place(where)} holds {values[where]}, but {rule}. Build the rows again.")
+        for name, values in (("loss weight", self.weights), ("behaviour log-prob", self.behaviour_logprobs)):
+            broken = generated & ~np.isfinite(values)
+            if broken.any():
+                where = int(np.argmax(broken))
+                raise NonFiniteError(
+                    f"The {name} at {self.place(where)} is {values[where]}; it must be finite, and no parameter was "
+                    "changed. Look at that row's reward and at what the sampler reported for it."
+                )
+
+    def place(self, index: int) -> str:
+        """In words, where entry `index` of the arrays lies."""
+        row = int(np.searchsorted(self.starts, index, side="right")) - 1
+        return f"row {row}, token {index - int(self.starts[row])}"
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Rows that go through the model together, as int64 / float32 arrays.
+
+    `pad_index` [B * T] names the packed token at each place of the padded [B, T] (0 in the padding, on the right);
+    `pack_index` [N] names the place of each packed token.
+    """
+
+    shape: tuple[int, int]  # (B, T)
+    tokens: np.ndarray  # [N]
+    positions: np.ndarray  # [N]
+    pad_index: np.ndarray  # [B * T]
+    pack_index: np.ndarray  # [N]
+    predict_index: np.ndarray  # [M] packed tokens whose next token was generated
+    targets: np.ndarray  # [M] those next tokens
+    sources: np.ndarray  # [M] where each prediction lies in the arrays of TrainingRows
+    needs_gradient: bool  # False: every weight is 0, the rows are only measured
+
+
+def micro_batches(rows: TrainingRows, max_tokens: int) -> Iterator[MicroBatch]:
+    """Cut rows into micro-batches of at most `max_tokens` padded tokens (a longer row goes alone), long rows first.
+
+    Each row is read as far as its last prediction; rows that predict nothing are left out. Rows without weight come
+    last, in micro-batches of their own, so that they cost no backward pass. The same rows always get the same cut.
+    """
+    starts = rows.starts
+    row_of = np.repeat(np.arange(len(rows.lengths)), rows.lengths)
+    offsets = np.arange(len(rows.tokens)) - starts[row_of]
+    generated = rows.versions >= 0
+    read = np.zeros(len(rows.lengths), dtype=np.int64)
+    np.maximum.at(read, row_of[generated], offsets[generated] + 1)
+    weighs = np.zeros(len(rows.lengths), dtype=bool)
+    weighs[row_of[rows.weights != 0]] = True
+    for needs_gradient in (True, False):
+        chosen = np.flatnonzero((read > 0) & (weighs == needs_gradient))
+        chosen = chosen[np.argsort(-read[chosen], kind="stable")]
+        first = 0
+        while first < len(chosen):
+            longest = int(read[chosen[first]])
+            count = max(1, max_tokens // longest)
+            part = chosen[first : first + count]
+            yield _micro_batch(rows, starts[part], read[part], generated, needs_gradient)
+            first += len(part)
+
+
+def _micro_batch(
+    rows: TrainingRows, starts: np.ndarray, read: np.ndarray, generated: np.ndarray, needs_gradient: bool
+) -> MicroBatch:
+    num_rows, longest = len(read), int(read.max())
+    row_of = np.repeat(np.arange(num_rows), read)
+    positions = np.arange(len(row_of)) - (np.cumsum(read) - read)[row_of]
+    sources = starts[row_of] + positions
+    pack_index = row_of * longest + positions
+    pad_index = np.zeros(num_rows * longest, dtype=np.int64)
+    pad_index[pack_index] = np.arange(len(row_of))
+    predict_index = np.flatnonzero(generated[sources])
+    predicted = sources[predict_index]
+    return MicroBatch(
+        shape=(num_rows, longest),
+        tokens=rows.tokens[sources].astype(np.int64),
+        positions=positions,
+        pad_index=pad_index,
+        pack_index=pack_index,
+        predict_index=predict_index,
+        targets=rows.tokens[predicted + 1].astype(np.int64),
+        sources=predicted,
+        needs_gradient=needs_gradient,
+    )
