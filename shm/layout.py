@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from shm.errors import WeightsError
 
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}  # the dtypes a weight slot may have
+
 
 class Entry(NamedTuple):
     """One tensor: `shape` row-major from element `offset` of the flat buffer."""
@@ -70,6 +72,12 @@ class WeightLayout:
             if len(entry.shape) == 1:
                 return entry.offset
         return self.num_elements
+
+    def num_bytes(self, dtype: str) -> int:
+        """Size of a buffer of this layout in `dtype` ("float32", "bfloat16"); for who makes blocks without torch."""
+        if dtype not in ELEMENT_BYTES:
+            raise WeightsError(f"Weights in {dtype!r} are not supported; use one of {sorted(ELEMENT_BYTES)}.")
+        return self.num_elements * ELEMENT_BYTES[dtype]
 
     def to_fields(self) -> dict[str, Any]:
         """Plain values for a message."""
