@@ -1,0 +1,214 @@
+"""What users write: an `Env` says how a conversation starts, what follows a turn of the model, and what it is worth.
+
+    class Search(rl.Env):
+        @rl.tool
+        async def search(self, query: str) -> str:
+            '''Search the library.'''
+
+        def reset(self, row):
+            return row["question"]
+
+        def reward(self, traj, row):
+            return float(row["answer"] in traj.text)
+
+One instance serves one trajectory, from `reset` to `close`, in one environment process. Each method may be plain or
+`async`. Coroutines share the process's event loop; plain methods run on its main thread and hold up the other
+trajectories there, so let waiting be `async` (plain *tools* run in threads). This file and its process load no torch.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.errors import ConfigError, ConfigTypeError
+from pipeline.tool_calls import run_tool_call
+from pipeline.tools import tool, tools_of
+from workers.messages import ToolRecord
+
+__all__ = ["Env", "ToolCall", "TrajectoryView", "Turn", "TurnResult", "as_messages", "check_env_class", "tool"]
+
+ROLES = ("system", "user", "assistant", "tool")
+RECOVERIES = ("drop", "stateless", "snapshot")
+
+Message = dict[str, Any]  # {"role": one of ROLES, "content": str}, in tool messages also "name"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call that the model made in a turn. `error` says why it could not be read; it is then not executed."""
+
+    name: str
+    arguments: dict[str, Any]
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of the model. `stopped` is False when the turn was cut at its token cap."""
+
+    text: str
+    tool_calls: tuple[ToolCall, ...]
+    num_tokens: int
+    stopped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TurnResult:
+    """What follows a turn: messages for the model, and optionally a cap on its next turn.
+
+    `metrics` are summed over the trajectories of a batch into `rollout/<name>`. `messages=None` ends the episode as
+    returning None does, and still delivers the metrics.
+    """
+
+    messages: Sequence[Message] | str | None = ()
+    max_turn_tokens: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        cap = self.max_turn_tokens
+        if cap is not None and (type(cap) is not int or cap < 1):
+            raise ConfigError(
+                f"TurnResult.max_turn_tokens is {cap!r}. It counts the tokens of the next turn, so it is an integer "
+                "of at least 1. Leave it out for no cap."
+            )
+
+
+class TrajectoryView:
+    """What user code sees of its trajectory so far."""
+
+    __slots__ = ("group", "member", "messages", "running_tools", "tool_records", "turns")
+
+    def __init__(self, group: int, member: int, messages: list[Message]) -> None:
+        self.group = group
+        self.member = member
+        self.messages = messages  # all so far, the model's turns among them
+        self.turns: list[Turn] = []
+        self.tool_records: list[ToolRecord] = []  # of the turn being answered
+        self.running_tools: list[str] = []
+
+    @property
+    def last_turn(self) -> Turn | None:
+        return self.turns[-1] if self.turns else None
+
+    @property
+    def text(self) -> str:
+        """The text of the last turn; empty before the first one."""
+        return self.turns[-1].text if self.turns else ""
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The tool calls of the last turn, in the model's order."""
+        return self.turns[-1].tool_calls if self.turns else ()
+
+    @property
+    def num_turns(self) -> int:
+        return len(self.turns)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        return sum(turn.num_tokens for turn in self.turns)
+
+
+class Env:
+    """Base of all environments; `reset` and `reward` must be written.
+
+    What `reset`, `on_turn` or `reward` raises fails the trajectory (it is retried); it never becomes a reward.
+    """
+
+    tools: Sequence[Callable] | None = None  # None: all @tool methods; a list (also set in `reset`): exactly these
+    recovery: str = "drop"  # what a resumed run does with an unfinished trajectory; "drop" starts it again
+    rng: random.Random  # seeded per trajectory before `reset`: use it for all that is random, to be reproducible
+
+    def reset(self, row: dict[str, Any]) -> Sequence[Message] | str:
+        """The first messages (a string: one user message) for a dataset row."""
+        raise NotImplementedError(f"{type(self).__qualname__} has no reset(row)")
+
+    async def on_turn(self, traj: TrajectoryView) -> TurnResult | None:
+        """What follows the model's turn; None ends the episode. Runs the turn's tool calls unless overridden."""
+        if not traj.tool_calls:
+            return None
+        return TurnResult(messages=await self.call_tools(traj))
+
+    def reward(self, traj: TrajectoryView, row: dict[str, Any]) -> float:
+        """The finished episode's reward, a finite number."""
+        raise NotImplementedError(f"{type(self).__qualname__} has no reward(traj, row)")
+
+    def on_truncated(self, traj: TrajectoryView, row: dict[str, Any], cause: str) -> float:
+        """The reward of an episode that a limit ended; `cause` is `turns`, `generated_tokens`, `context`, …"""
+        return 0.0
+
+    def close(self) -> None:
+        """Free what `reset` took; called once, after the reward or when the trajectory is given up."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Plain values from which `restore` goes on; needed for `recovery = "snapshot"`."""
+        raise NotImplementedError(f"{type(self).__qualname__} has no snapshot()")
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `snapshot` gave."""
+        raise NotImplementedError(f"{type(self).__qualname__} has no restore(state)")
+
+    async def call_tools(self, traj: TrajectoryView) -> list[Message]:
+        """Run the last turn's tool calls, several in parallel, and return their tool messages in call order."""
+        calls = traj.tool_calls
+        if len(calls) == 1:  # no task: this is every turn's path
+            texts = [await run_tool_call(self, traj, calls[0])]
+        else:
+            texts = await _all(asyncio.ensure_future(run_tool_call(self, traj, call)) for call in calls)
+        return [{"role": "tool", "name": call.name, "content": text} for call, text in zip(calls, texts, strict=True)]
+
+
+async def _all(futures: Any) -> list[str]:
+    """Results in order; when one fails, the others are cancelled and have ended before it is raised."""
+    tasks = list(futures)
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+def as_messages(value: Any, source: str) -> list[Message]:
+    """Checked messages from what user code gave; `source` names it in the `ConfigTypeError`."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, (list, tuple)):
+        raise ConfigTypeError(
+            f"{source} gave {type(value).__name__}. It gives a string (one user message) or a list of "
+            '{"role": ..., "content": ...}. Return one of these.'
+        )
+    for message in value:
+        if (
+            not isinstance(message, dict)
+            or message.get("role") not in ROLES
+            or not isinstance(message.get("content"), str)
+        ):
+            raise ConfigTypeError(
+                f"{source} gave the message {message!r:.200}. A message is a dict with a role, one of "
+                f"{', '.join(ROLES)}, and a string as content. Correct it."
+            )
+    return list(value)
+
+
+def check_env_class(env_class: Any) -> None:
+    """Raise `ConfigTypeError` unless this is an `Env` class with all that a run needs; its tools are checked too."""
+    if not (isinstance(env_class, type) and issubclass(env_class, Env)):
+        raise ConfigTypeError(
+            f"The environment is {env_class!r}. It must be a class derived from Env. Name such a class."
+        )
+    name = env_class.__qualname__
+    for method in ("reset", "reward"):
+        if getattr(env_class, method) is getattr(Env, method):
+            raise ConfigTypeError(
+                f"{name} has no {method}(). Every Env writes reset and reward. Add {method} to {name}."
+            )
+    if env_class.recovery not in RECOVERIES:
+        raise ConfigTypeError(
+            f"{name}.recovery is {env_class.recovery!r}. It must be one of {', '.join(RECOVERIES)}. Choose one."
+        )
+    if isinstance(env_class.tools, (list, tuple)) or env_class.tools is None:
+        tools_of(env_class.__new__(env_class))

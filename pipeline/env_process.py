@@ -1,0 +1,133 @@
+"""The environment process: calls in, replies out, users' classes in between.
+
+The story of `serve`: import the environment class that the start message names, say ready, then answer `Environments`
+messages until `Stop`, or until the next run's `Start`. `Start.config` holds `sys_path` (directories of the user's
+modules), `environment` (`"module:QualName"`), `arguments` (keyword arguments of the class) and `environment_timeout`
+(seconds per call). No torch is loaded here.
+"""
+
+import asyncio
+import functools
+import importlib
+import sys
+from typing import Any, Protocol
+
+from pipeline.env import Env, check_env_class
+from pipeline.environment_host import EnvironmentHost
+from pipeline.errors import ConfigError, RunError
+from pipeline.tool_calls import describe
+from workers.messages import EnvironmentReplies, EnvironmentReply, Environments, Message, Ready, Start, Stop
+from workers.worker_main import run_worker
+
+
+def main() -> None:
+    run_worker("environment", serve)
+
+
+class Link(Protocol):
+    """What is used of `workers.channel.WorkerChannel`."""
+
+    def fileno(self) -> int:
+        """ZeroMQ's descriptor: readable on an *edge*, so read until nothing is left, also after each send."""
+
+    def send(self, message: Message) -> None: ...
+
+    def receive(self, timeout_seconds: float) -> Message | None:
+        """The next message, or None when none comes in time; 0 does not wait."""
+
+
+def load_env_class(path: str) -> type[Env]:
+    """The environment class at `module:QualName`; `ConfigError` in one sentence if it cannot be had."""
+    module_name, _, qualname = path.partition(":")
+    if not module_name or not qualname:
+        raise ConfigError(
+            f"The environment is {path!r}. It is named as module:Class. Write for example my_envs:Search."
+        )
+    try:
+        found: Any = importlib.import_module(module_name)
+        for name in qualname.split("."):
+            found = getattr(found, name)
+    except Exception as failure:  # importing runs the user's module, which may raise anything
+        raise ConfigError(
+            f"The environment {path!r} cannot be imported: {describe(failure)}. Its module must import without errors "
+            "in a process of its own. Check the name and the module."
+        ) from failure
+    check_env_class(found)
+    return found
+
+
+class Server:
+    """Moves calls from the link to the host, and replies back, one message per loop iteration each way."""
+
+    def __init__(self, link: Link, host: EnvironmentHost) -> None:
+        self._link = link
+        self._host = host
+        self._replies: list[EnvironmentReply] = []
+        self._stopped: asyncio.Future | None = None
+
+    async def run(self) -> dict[str, Any] | None:
+        """Serve until `Stop` (None) or `Start` (its config); raises what the link raises."""
+        loop = asyncio.get_running_loop()
+        self._stopped = loop.create_future()
+        loop.add_reader(self._link.fileno(), self._read)
+        try:
+            self._read()  # an edge from before the reader was added is not seen again
+            return await self._stopped
+        finally:
+            loop.remove_reader(self._link.fileno())
+            await self._host.close()
+
+    def _read(self) -> None:
+        try:
+            while (message := self._link.receive(0)) is not None:
+                self._take(message)
+        except Exception as failure:  # raised in a callback, it would be logged and lost: hand it to `run`
+            self._fail(failure)
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Environments):
+            for call in message.calls:
+                self._host.start(call, self._collect)
+        elif isinstance(message, (Stop, Start)):
+            if not self._stopped.done():
+                self._stopped.set_result(message.config if isinstance(message, Start) else None)
+        else:
+            raise RunError(
+                f"The environment process got {type(message).__name__}. It takes Environments, Start and Stop. "
+                "This is a mistake of the supervisor."
+            )
+
+    def _collect(self, reply: EnvironmentReply) -> None:
+        if not self._replies:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._replies.append(reply)
+
+    def _flush(self) -> None:
+        replies, self._replies = self._replies, []
+        try:
+            self._link.send(EnvironmentReplies(replies))
+        except Exception as failure:  # as in _read
+            self._fail(failure)
+            return
+        self._read()  # sending may have swallowed the descriptor's edge
+
+    def _fail(self, failure: Exception) -> None:
+        if not self._stopped.done():
+            self._stopped.set_exception(failure)
+
+
+def serve(link: Link, config: dict[str, Any]) -> dict[str, Any] | None:
+    """One run; returns the next one's config, or None when told to stop."""
+    sys.path[:0] = [directory for directory in config["sys_path"] if directory not in sys.path]
+    env_class = load_env_class(config["environment"])
+    host = EnvironmentHost(
+        functools.partial(env_class, **config["arguments"]),
+        timeout=config["environment_timeout"],
+        name=env_class.__qualname__,
+    )
+    link.send(Ready(detail={}))
+    return asyncio.run(Server(link, host).run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,306 @@
+"""Runs users' environments: answers each `EnvironmentCall` with exactly one `EnvironmentReply`.
+
+Pure asyncio, one event loop. The environment process uses it, and so does a thread of the supervisor for classes that
+cannot be imported. Coroutines of users run on the loop, plain tools in threads, plain `reset`, `on_turn`, `reward` and
+`on_truncated` inline (graders use `signal.alarm`, which works on the main thread only). Every call has a deadline: then
+it is cancelled and answered with an error. What blocks the loop itself can only be ended from outside.
+"""
+
+import asyncio
+import inspect
+import logging
+import math
+import random
+import time
+from collections.abc import Callable
+from types import CoroutineType
+from typing import Any
+
+from pipeline.env import Env, ToolCall, TrajectoryView, Turn, TurnResult, as_messages
+from pipeline.tool_calls import describe
+from pipeline.tools import tools_of
+from workers.messages import EnvironmentCall, EnvironmentReply
+
+GRACE_SECONDS = 5.0  # what a cancelled call has to end in, before it is answered without it
+
+_log = logging.getLogger("headway.environment")
+
+
+class _Refused(Exception):
+    """A failure that is its own sentence: nothing was raised by user code."""
+
+
+class _Episode:
+    """One environment with its view; `running` is the call that user code is in."""
+
+    __slots__ = ("env", "row", "running", "view")
+
+    def __init__(self, row: dict[str, Any]) -> None:
+        self.env: Env | None = None
+        self.row = row
+        self.view: TrajectoryView | None = None
+        self.running: _Running | None = None
+
+
+class _Running:
+    """One call from its arrival to its reply."""
+
+    __slots__ = ("answer", "call", "expired", "interrupted_by", "method", "started", "task", "timer")
+
+    def __init__(self, call: EnvironmentCall, answer: Callable[[EnvironmentReply], None]) -> None:
+        self.call = call
+        self.answer: Callable[[EnvironmentReply], None] | None = answer  # None once the reply is out
+        self.expired = False
+        self.interrupted_by: str | None = None
+        self.method = call.call
+        self.started = time.perf_counter()
+        self.task: asyncio.Task | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+    async def settle(self, value: Any) -> Any:
+        """The value of a user's method, plain or a coroutine; `CancelledError` also if it ignored a cancellation."""
+        if type(value) is CoroutineType or inspect.isawaitable(value):
+            value = await value
+            if self.expired or self.interrupted_by is not None:
+                raise asyncio.CancelledError
+        return value
+
+    def reply(self, result: dict[str, Any], tools: list, error: str | None) -> None:
+        if self.answer is not None:
+            answer, self.answer = self.answer, None
+            answer(EnvironmentReply(self.call.request, result, tools, time.perf_counter() - self.started, error))
+
+
+class EnvironmentHost:
+    """The trajectories of one event loop, each with its own environment from `make_env`.
+
+    `name` is the environment class's, for messages; `timeout` is the seconds that one call may take.
+    """
+
+    def __init__(self, make_env: Callable[[], Env], *, timeout: float, name: str, grace: float = GRACE_SECONDS) -> None:
+        self._make_env = make_env
+        self._timeout = timeout
+        self._grace = grace
+        self._name = name
+        self._episodes: dict[tuple[int, int], _Episode] = {}
+        self._tasks: set[asyncio.Task] = set()  # the loop itself keeps only weak references
+        self._steps = {"reset": self._reset, "turn": self._turn, "truncate": self._truncate, "drop": self._drop}
+
+    @property
+    def num_episodes(self) -> int:
+        return len(self._episodes)
+
+    def start(self, call: EnvironmentCall, answer: Callable[[EnvironmentReply], None]) -> None:
+        """Begin a call; `answer` gets its reply, on this loop. Calls of one trajectory take effect in order.
+
+        `truncate` and `drop` interrupt a `reset` or `turn` of the same trajectory: that is answered with an error.
+        """
+        loop = asyncio.get_running_loop()
+        running = _Running(call, answer)
+        running.task = loop.create_task(self._run(running))
+        running.timer = loop.call_later(self._timeout, self._expire, running)
+        self._tasks.add(running.task)
+        running.task.add_done_callback(self._tasks.discard)
+
+    async def handle(self, call: EnvironmentCall) -> EnvironmentReply:
+        """`start` and wait for the reply."""
+        future = asyncio.get_running_loop().create_future()
+        self.start(call, lambda reply: None if future.done() else future.set_result(reply))
+        return await future
+
+    async def close(self) -> None:
+        """Cancel what runs and close all environments; what does not end within the grace is left behind."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=self._grace)
+        episodes, self._episodes = list(self._episodes.values()), {}
+        closing = [asyncio.ensure_future(self._close(episode)) for episode in episodes]
+        if closing:
+            await asyncio.wait(closing, timeout=self._grace)
+
+    async def _run(self, running: _Running) -> None:
+        call = running.call
+        result, tools, error = {}, [], None
+        try:
+            result, tools = await self._steps[call.call](running)
+        except BaseException as failure:  # the border to user code: whatever it raises (SystemExit too) is answered
+            error = self._sentence(running, failure)
+            if not isinstance(failure, (_Refused, asyncio.CancelledError)):
+                _log.warning("%s", error, exc_info=failure)
+            episode = self._episodes.get((call.group, call.member))
+            if episode is not None and episode.running is running and running.interrupted_by is None:
+                del self._episodes[call.group, call.member]
+                await self._close(episode)
+        finally:
+            running.timer.cancel()
+        running.reply(result, tools, error)
+
+    def _expire(self, running: _Running) -> None:
+        running.expired = True
+        running.timer = asyncio.get_running_loop().call_later(self._grace, self._abandon, running)
+        running.task.cancel()
+
+    def _abandon(self, running: _Running) -> None:
+        key = (running.call.group, running.call.member)
+        episode = self._episodes.get(key)
+        if episode is not None and episode.running is running:
+            del self._episodes[key]
+        running.reply({}, [], f"{self._sentence(running, None)}, and does not end when cancelled")
+
+    # The steps: each returns the result and the tool records of its reply.
+
+    async def _reset(self, running: _Running) -> tuple[dict, list]:
+        call = running.call
+        key = (call.group, call.member)
+        if key in self._episodes:
+            raise _Refused(f"{self._where(call, 'reset')} came while its environment is open; close it with drop first")
+        episode = self._episodes[key] = _Episode(call.argument["row"])
+        episode.running = running
+        running.method = "__init__"
+        env = self._make_env()
+        env.rng = random.Random(call.argument["seed"])
+        episode.env = env
+        running.method = "reset"
+        messages = as_messages(await running.settle(env.reset(episode.row)), f"{self._name}.reset")
+        schemas = [spec.schema for spec, _ in tools_of(env).values()]
+        episode.view = TrajectoryView(call.group, call.member, list(messages))
+        episode.running = None
+        return {"messages": messages, "tools": schemas}, []
+
+    async def _turn(self, running: _Running) -> tuple[dict, list]:
+        episode = self._open_episode(running, "turn")
+        view, argument = episode.view, running.call.argument
+        turn = _turn_of(argument)
+        view.turns.append(turn)
+        view.messages.append(_assistant_message(turn))
+        view.tool_records = []
+        view.running_tools.clear()
+        running.method = "on_turn"
+        outcome = await running.settle(episode.env.on_turn(view))
+        if outcome is not None and not isinstance(outcome, TurnResult):
+            raise TypeError(f"on_turn gave {type(outcome).__name__}; it gives a TurnResult, or None to end the episode")
+        result: dict[str, Any] = {}
+        if outcome is not None and outcome.metrics:
+            result["metrics"] = {
+                str(name): _finite(value, f"metric {name!r}") for name, value in outcome.metrics.items()
+            }
+        tools = view.tool_records
+        if outcome is None or outcome.messages is None:
+            running.method = "reward"
+            reward = _finite(await running.settle(episode.env.reward(view, episode.row)), "reward")
+            await self._finish(running, episode)
+            result["messages"], result["reward"] = None, reward
+        else:
+            messages = as_messages(outcome.messages, f"{self._name}.on_turn")
+            view.messages.extend(messages)
+            episode.running = None
+            result["messages"], result["max_turn_tokens"] = messages, outcome.max_turn_tokens
+        return result, tools
+
+    async def _truncate(self, running: _Running) -> tuple[dict, list]:
+        episode = self._episodes.get((running.call.group, running.call.member))
+        if episode is None:
+            raise _Refused(f"{self._where(running.call, 'truncate')} came when it had no environment")
+        interrupted, episode.running = episode.running, running
+        if not await self._interrupt(interrupted, "truncate"):
+            raise _Refused(f"{self._where(running.call, interrupted.method)} does not end when interrupted by truncate")
+        if episode.view is None:
+            raise _Refused(f"{self._where(running.call, 'truncate')} came before its reset had ended")
+        running.method = "on_truncated"
+        cause = running.call.argument["cause"]
+        reward = _finite(await running.settle(episode.env.on_truncated(episode.view, episode.row, cause)), "reward")
+        await self._finish(running, episode)
+        return {"reward": reward}, []
+
+    async def _drop(self, running: _Running) -> tuple[dict, list]:
+        """Close without a reward; an environment that is not (or no longer) there is as good as dropped."""
+        episode = self._episodes.pop((running.call.group, running.call.member), None)
+        if episode is not None:
+            await self._interrupt(episode.running, "drop")
+            running.method = "close"
+            await self._close(episode)
+        return {}, []
+
+    def _open_episode(self, running: _Running, call: str) -> _Episode:
+        episode = self._episodes.get((running.call.group, running.call.member))
+        if episode is None:
+            raise _Refused(f"{self._where(running.call, call)} came without a reset before it")
+        if episode.running is not None:
+            raise _Refused(
+                f"{self._where(running.call, call)} came while its {episode.running.call.call} is unanswered"
+            )
+        episode.running = running
+        return episode
+
+    async def _interrupt(self, running: _Running | None, by: str) -> bool:
+        """Cancel a call and wait for its end; False if it does not end within the grace."""
+        if running is None:
+            return True
+        running.interrupted_by = by
+        running.task.cancel()
+        await asyncio.wait({running.task}, timeout=self._grace)
+        return running.task.done()
+
+    async def _finish(self, running: _Running, episode: _Episode) -> None:
+        running.method = "close"
+        del self._episodes[running.call.group, running.call.member]
+        await self._close(episode)
+
+    async def _close(self, episode: _Episode) -> None:
+        """Call the user's `close`, if there is one. It comes after the outcome, so what it raises is only logged."""
+        env, episode.env = episode.env, None
+        if env is None or type(env).close is Env.close:
+            return
+        try:
+            async with asyncio.timeout(self._timeout):
+                closed = env.close()
+                if inspect.isawaitable(closed):
+                    await closed
+        except Exception as failure:
+            _log.warning("%s.close failed: %s", self._name, describe(failure), exc_info=failure)
+
+    def _where(self, call: EnvironmentCall, method: str) -> str:
+        return f"{self._name}.{method} of trajectory {call.group}.{call.member}"
+
+    def _sentence(self, running: _Running, failure: BaseException | None) -> str:
+        where = self._where(running.call, running.method)
+        episode = self._episodes.get((running.call.group, running.call.member))
+        tools = episode.view.running_tools if episode is not None and episode.view is not None else []
+        if tools and running.method == "on_turn":
+            where += f", in tool {', '.join(tools)},"
+        if running.interrupted_by is not None:
+            return f"{where} was interrupted by {running.interrupted_by}"
+        if running.expired:
+            return f"{where} took longer than environment_timeout = {self._timeout:g} s"
+        if isinstance(failure, _Refused):
+            return str(failure)
+        return f"{where} failed with {describe(failure)}"
+
+
+def _turn_of(argument: dict[str, Any]) -> Turn:
+    calls = tuple(ToolCall(call["name"], call["arguments"], call.get("error")) for call in argument["tool_calls"])
+    return Turn(argument["text"], calls, argument["num_tokens"], argument["stopped"])
+
+
+def _assistant_message(turn: Turn) -> dict[str, Any]:
+    """The turn in the form that chat templates take."""
+    message: dict[str, Any] = {"role": "assistant", "content": turn.text}
+    if turn.tool_calls:
+        message["tool_calls"] = [
+            {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in turn.tool_calls
+        ]
+    return message
+
+
+def _finite(value: Any, what: str) -> float:
+    """A finite float from a number of any kind (int, bool, numpy, a one-element tensor); text is no number."""
+    try:
+        number = math.nan if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"the {what} is {value!r:.80}, which is no finite number")
+    return number

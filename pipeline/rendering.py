@@ -1,0 +1,135 @@
+"""Chat messages to token ids, and a turn's ids back to text and tool calls.
+
+Every message is rendered once, when it arrives; the ids are appended to the trajectory and never made again, so what is
+trained is exactly what was sampled.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+
+from pipeline.errors import ConfigError
+
+END = "<end>"  # ends each turn of the model
+MODEL = "<model>"  # from here on the model writes
+
+# A rendered piece is remembered; when there are too many different ones, all are forgotten and made again.
+MAX_REMEMBERED = 8192
+
+
+class ParsedTurn(NamedTuple):
+    """A turn as the environment gets it; calls are `{"name", "arguments", "error"}` as in `EnvironmentCall`."""
+
+    text: str
+    tool_calls: list[dict[str, Any]]
+
+
+class ChatFormat(Protocol):
+    """How a model family writes conversations."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids of which each ends a turn, itself the turn's last token."""
+
+    def render_prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The ids of a conversation's start, up to where the model writes."""
+
+    def render_reply(self, turn_ids: Sequence[int], messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The ids that follow a turn: its end if the model did not write it, the messages, the next turn's opening."""
+
+    def parse_turn(self, turn_ids: Sequence[int]) -> ParsedTurn:
+        """The text (without the stop token) and the tool calls of a turn."""
+
+
+class TinyChat:
+    """The format of `model="tiny"`: one id per word, words separated by white space, a closed vocabulary.
+
+    `words` are the task's own; `find_calls` reads the tool calls out of a turn's words. A message is its role's marker
+    (`<user>`, `<tool>`, …) and its words. Tool schemas are not rendered: such a model learns its one tool by doing.
+    """
+
+    MARKERS = {"system": "<system>", "user": "<user>", "tool": "<tool>", "assistant": MODEL}
+
+    def __init__(self, words: Sequence[str], find_calls: Callable[[list[str]], list[dict[str, Any]]]) -> None:
+        vocabulary = [END, *self.MARKERS.values(), *words]
+        ids = {word: index for index, word in enumerate(vocabulary)}
+        if len(ids) != len(vocabulary):
+            repeated = sorted({word for word in vocabulary if vocabulary.count(word) > 1})
+            raise ConfigError(
+                f"The tiny vocabulary holds {', '.join(repeated)} more than once. Words are unique. Remove one."
+            )
+        self._words = vocabulary
+        self._ids = ids
+        self._find_calls = find_calls
+        # No unknown word: the tokenizer then raises rather than losing what was said.
+        self._tokenizer = Tokenizer(WordLevel(ids, unk_token=END + END))
+        self._tokenizer.pre_tokenizer = WhitespaceSplit()
+        self._end = ids[END]
+        self._opening = ids[MODEL]
+        self._messages: dict[tuple[str, str], tuple[int, ...]] = {}
+        self._turns: dict[tuple[int, ...], ParsedTurn] = {}
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._words)
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return (self._end,)
+
+    def render_prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[int]:
+        ids: list[int] = []
+        for message in messages:
+            ids.extend(self._message(message))
+        ids.append(self._opening)
+        return ids
+
+    def render_reply(self, turn_ids: Sequence[int], messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        ids = [] if len(turn_ids) and turn_ids[-1] == self._end else [self._end]
+        for message in messages:
+            ids.extend(self._message(message))
+        ids.append(self._opening)
+        return ids
+
+    def parse_turn(self, turn_ids: Sequence[int]) -> ParsedTurn:
+        key = tuple(turn_ids)
+        parsed = self._turns.get(key)
+        if parsed is None:
+            words = [self._words[index] for index in key]
+            if words and words[-1] == END:
+                words.pop()
+            if len(self._turns) >= MAX_REMEMBERED:
+                self._turns.clear()
+            parsed = self._turns[key] = ParsedTurn(" ".join(words), self._find_calls(words))
+        return parsed
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The words of any ids, markers included."""
+        return " ".join(self._words[index] for index in ids)
+
+    def _message(self, message: Mapping[str, Any]) -> tuple[int, ...]:
+        key = (message["role"], message["content"])
+        ids = self._messages.get(key)
+        if ids is None:
+            ids = (self._ids[self.MARKERS[key[0]]], *self._encode(key[1]))
+            if key[0] == "assistant":
+                ids += (self._end,)
+            if len(self._messages) >= MAX_REMEMBERED:
+                self._messages.clear()
+            self._messages[key] = ids
+        return ids
+
+    def _encode(self, text: str) -> list[int]:
+        for word in text.split():
+            if word not in self._ids:
+                raise ConfigError(
+                    f"The word {word!r} is not among the {len(self._words)} words of the tiny model's vocabulary. "
+                    "Messages for it may hold only these. Add the word to the task's vocabulary."
+                )
+        return self._tokenizer.encode(text).ids
