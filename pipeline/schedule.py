@@ -53,8 +53,8 @@ class ScheduleRules:
             raise ConfigError(f"{self} holds an unknown name; there are {STALE_POLICIES} and {BATCH_ORDERS}.")
         if self.stale_policy != "wait" and not (self.repeat_dataset and self.batch_order == "completion"):
             raise ConfigError(
-                f"stale_policy {self.stale_policy!r} trains what arrives first; a finite dataset and batch_order 'admission' "
-                "need stale_policy 'wait'."
+                f"stale_policy {self.stale_policy!r} trains what arrives first; a finite dataset and batch_order "
+                "'admission' need stale_policy 'wait'."
             )
         if self.stale_policy == "wait" and self.carry_over:
             raise ConfigError("stale_policy 'wait' trains whole groups; carry_over needs 'keep' or 'mask_span'.")
@@ -230,7 +230,7 @@ class Scheduler:
         return Batch(tuple(chosen))
 
     def _blocker_without(self, chosen: Sequence[int]) -> int | None:
-        """Rank of a group that could no longer train in time after `chosen`, taken to advance the version; None: safe."""
+        """Rank of a group that could no longer train in time after an update with `chosen`; None: safe."""
         taken = set(chosen)
         left_behind = [admitted for group, admitted in self._owed.items() if group not in taken]
         return first_blocker(left_behind, self.version, self.rules.groups_per_step, self.rules.max_staleness)

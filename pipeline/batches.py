@@ -1,0 +1,188 @@
+"""From trajectories to training rows: advantages, masks and normalisation, and the metrics that the batch determines.
+
+The loss is the weighted sum over all tokens; nothing averages later. Active is a trajectory that is not dropped and has
+an unmasked token. With A its advantage, n its unmasked tokens, M the number of active trajectories, N their unmasked
+tokens, N_g those of its group and Q the number of groups that have any, each token weighs:
+
+    token A/N   sequence A/(n·M)   batch A/M   sum A   prompt A/(N_g·Q)
+
+Letters of array shapes: T trajectories, G groups, S generated spans, N tokens of all rows end to end.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from pipeline.advantages import Advantage, GroupCentered
+from pipeline.config import Truncation
+from pipeline.errors import RunError
+from pipeline.rows import Rows, flatten, weigh
+from pipeline.trajectory import Group, Trajectory
+from pipeline.truncation import baseline_reward, is_dropped
+
+
+@dataclass(slots=True)
+class TrainingBatch:
+    """What the learner gets, and what the batch says about itself. Without rows there is no gradient, hence no update.
+
+    gradient_scale: factor of the summed gradients that the weights leave out (1 unless `streamed`). num_generated,
+    num_masked, num_dropped: generated tokens of all members, those masked for age, those of dropped members.
+    """
+
+    rows: Rows
+    metrics: dict[str, float]
+    gradient_scale: float
+    num_generated: int
+    num_masked: int
+    num_dropped: int
+    age_min: int
+    age_max: int
+
+
+def make_batch(
+    groups: Sequence[Group],
+    *,
+    version: int,
+    advantage: Advantage,
+    normalize: str,
+    truncation: Truncation,
+    min_members: int = 2,
+    mask_older_than: int | None = None,
+    max_age: int | None = None,
+    streamed: bool = False,
+) -> TrainingBatch:
+    """Rows and metrics of one batch; with `streamed`, the divisors common to the batch are left to gradient_scale.
+
+    version: the learner's, before the update. mask_older_than: tokens of a greater age are not trained. max_age: a
+    greater age is an error. Raises RunError for a span of an impossible age and for a trajectory without a reward.
+    """
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    group_of_T = np.repeat(np.arange(len(groups)), [len(group.trajectories) for group in groups])
+    policies = [truncation.policy(trajectory.truncated) for trajectory in trajectories]
+    dropped_T = np.array([is_dropped(policy) for policy in policies], dtype=bool)
+    rewards_T = [_reward(trajectory) for trajectory in trajectories]
+
+    flat = flatten(trajectories)
+    ages_S = version - flat.span_versions
+    _check_ages(ages_S, max_age)
+    generated_N = flat.versions >= 0
+    aged_N = generated_N & (version - flat.versions > mask_older_than) if mask_older_than is not None else None
+    trained_N = generated_N & ~dropped_T[flat.trajectory_of]
+    if aged_N is not None:
+        trained_N &= ~aged_N
+    generated_T = np.bincount(flat.trajectory_of[generated_N], minlength=len(trajectories))
+    if any(trajectory.loss_mask_end is not None for trajectory in trajectories):
+        trained_N &= _before_mask_end(trajectories, flat.trajectory_of, generated_N, generated_T)
+    trained_T = np.bincount(flat.trajectory_of[trained_N], minlength=len(trajectories))  # n of each trajectory
+    trained_G = np.bincount(group_of_T, weights=trained_T, minlength=len(groups))
+
+    usable = iter([baseline_reward(policy, reward) for policy, reward in zip(policies, rewards_T, strict=True)])
+    rewards = [[next(usable) for _ in group.trajectories] for group in groups]
+    if streamed:
+        if not isinstance(advantage, GroupCentered):
+            raise RunError(
+                f"{type(advantage).__name__} needs the rewards of the whole batch; it cannot train in chunks."
+            )
+        advantages, deviation = advantage.compute_deferred(rewards, min_members)
+    else:
+        advantages, deviation = advantage.compute(rewards, min_members), 1.0
+    advantages_T = np.fromiter(chain.from_iterable(advantages), dtype=np.float64, count=len(trajectories))
+    own_T, common = _divisors(normalize, trained_T, trained_G, group_of_T)
+    coefficients_T = advantages_T / (own_T if streamed else own_T * common)
+    weights_N = np.where(trained_N, coefficients_T[flat.trajectory_of], 0.0)
+    rows = weigh(flat, weights_N, trajectories)
+
+    num_generated = int(generated_T.sum())
+    num_masked = int(np.count_nonzero(aged_N)) if aged_N is not None else 0
+    metrics = {
+        "reward/mean": float(np.mean(rewards_T)) if rewards_T else 0.0,
+        "reward/std": float(np.std(rewards_T)) if rewards_T else 0.0,
+        "reward/zero_variance_group_frac": sum(not any(values) for values in advantages) / max(1, len(groups)),
+        **_percentiles("staleness/span_age", ages_S),
+        "staleness/span_age_max": float(ages_S.max(initial=0)),
+        "staleness/frac_masked": num_masked / max(1, num_generated),
+        **_percentiles("length/generated", generated_T),
+        "train/generated_tokens": num_generated,
+        "train/active_tokens": int(trained_T.sum()),
+        "train/active_sequences": int(np.count_nonzero(trained_T)),
+        "train/active_groups": int(np.count_nonzero(trained_G)),
+        "train/datums": rows.num_rows,
+        "train/tokens": rows.num_tokens,
+        **_shares_and_sums(trajectories),
+    }
+    return TrainingBatch(
+        rows=rows,
+        metrics=metrics,
+        gradient_scale=1.0 / (deviation * common) if streamed else 1.0,
+        num_generated=num_generated,
+        num_masked=num_masked,
+        num_dropped=int(generated_T[dropped_T].sum()),
+        age_min=int(ages_S.min()) if len(ages_S) else 0,
+        age_max=int(ages_S.max(initial=0)),
+    )
+
+
+def _divisors(
+    normalize: str, trained_T: np.ndarray, trained_G: np.ndarray, group_of_T: np.ndarray
+) -> tuple[np.ndarray | float, int]:
+    """(a trajectory's own divisor [T] or 1, the divisor common to the batch): known per chunk, and only at the end."""
+    num_tokens = max(1, int(trained_T.sum()))
+    num_sequences = max(1, int(np.count_nonzero(trained_T)))
+    if normalize == "token":
+        return 1.0, num_tokens
+    if normalize == "sequence":
+        return np.maximum(1, trained_T), num_sequences
+    if normalize == "batch":
+        return 1.0, num_sequences
+    if normalize == "sum":
+        return 1.0, 1
+    if normalize == "prompt":
+        return np.maximum(1, trained_G)[group_of_T], max(1, int(np.count_nonzero(trained_G)))
+    raise RunError(f"normalize is {normalize!r}; there are token, sequence, batch, sum and prompt.")
+
+
+def _before_mask_end(
+    trajectories: Sequence[Trajectory], trajectory_of: np.ndarray, generated_N: np.ndarray, generated_T: np.ndarray
+) -> np.ndarray:
+    """Bool [N]: the generated tokens below their trajectory's loss_mask_end, counted over all its generated tokens."""
+    no_end = np.iinfo(np.int64).max
+    ends_T = np.array([no_end if t.loss_mask_end is None else t.loss_mask_end for t in trajectories], dtype=np.int64)
+    earlier_T = np.cumsum(generated_T) - generated_T  # generated tokens of the trajectories before
+    offsets_N = np.cumsum(generated_N) - 1 - earlier_T[trajectory_of]
+    return offsets_N < ends_T[trajectory_of]
+
+
+def _check_ages(ages_S: np.ndarray, max_age: int | None) -> None:
+    if len(ages_S) == 0:
+        return
+    if ages_S.min() < 0:
+        raise RunError(f"The batch holds a segment {-ages_S.min()} versions newer than the learner.")
+    if max_age is not None and ages_S.max() > max_age:
+        raise RunError(f"The batch holds a segment of age {ages_S.max()}; max_staleness is {max_age}.")
+
+
+def _reward(trajectory: Trajectory) -> float:
+    if trajectory.reward is None:
+        raise RunError(f"Trajectory {trajectory.group}.{trajectory.member} has no reward; it is not complete.")
+    return trajectory.reward
+
+
+def _percentiles(name: str, values: np.ndarray) -> dict[str, float]:
+    """Linearly interpolated; 0 of nothing."""
+    p50, p99 = np.percentile(values, (50, 99)) if len(values) else (0.0, 0.0)
+    return {f"{name}_p50": float(p50), f"{name}_p99": float(p99)}
+
+
+def _shares_and_sums(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Shares of truncation causes that occur, and sums of the environments' own numbers."""
+    causes = Counter(trajectory.truncated for trajectory in trajectories if trajectory.truncated is not None)
+    sums: Counter[str] = Counter()
+    for trajectory in trajectories:
+        for name, value in trajectory.metrics.items():
+            sums[name] += value
+    return {f"truncated/{cause}": count / len(trajectories) for cause, count in causes.items()} | {
+        f"rollout/{name}": float(total) for name, total in sums.items()
+    }

@@ -1,0 +1,11 @@
+"""Learning-rate schedules, counted in batches: one that is skipped for want of a gradient uses up its rate."""
+
+from math import cos, pi
+
+
+def cosine_multiplier(batch: int, *, steps: int, warmup: int = 0, floor: float = 0.0) -> float:
+    """Factor of the learning rate at `batch` (from 0): up over `warmup` batches, then a half cosine down to `floor`."""
+    if batch < warmup:
+        return (batch + 1) / warmup
+    progress = (batch - warmup) / max(1, steps - warmup - 1)
+    return floor + (1.0 - floor) * (1.0 + cos(pi * progress)) / 2.0
