@@ -22,7 +22,7 @@ def test_cispo_and_its_gradient_follow_the_formula(temperature, eps_max):
     scores = [[rng.gauss(0, 1.5) for _ in range(vocab)] for _ in range(num_tokens)]
     targets = [rng.randrange(vocab) for _ in range(num_tokens)]
     weights = [rng.gauss(0, 1) for _ in range(num_tokens)]
-    behaviour = [math.log(rng.uniform(0.004, 0.9)) for _ in range(num_tokens)]
+    behaviour = [rng.uniform(-6, -0.1) for _ in range(num_tokens)]
 
     logits = torch.tensor(scores, dtype=torch.float64, requires_grad=True)
     result = build_loss({"name": "CISPO", "eps_max": eps_max})(
