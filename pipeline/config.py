@@ -44,7 +44,7 @@ class Schedule:
     """How much work may be in flight, counted over the whole run."""
 
     concurrency: int = option(256, "active trajectories, those waiting for a tool included")
-    max_sample_requests: int | None = option(None, "outstanding sampling requests; None: as many as `concurrency`")
+    max_sample_requests: int | None = option(None, "outstanding sampling requests; none: as many as concurrency")
     admit_ahead: int = option(2, "future batches whose groups may be admitted, within the staleness bound")
     priority: str = option("fifo", "which waiting trajectory samples first")
     oversample_factor: float = option(
@@ -74,7 +74,7 @@ class Budget:
     segment_tokens: int = option(4_096, "most tokens of one sampling request")
     final_answer_reserve: int = option(0, "tokens kept back for a last answer; 0: no wrap-up request")
     tool_output_tokens: int = option(4_096, "tokens of one tool result; a longer one is cut")
-    max_turn_tokens: int | None = option(None, "tokens generated in one turn; None: no limit")
+    max_turn_tokens: int | None = option(None, "tokens generated in one turn; none: no limit")
 
     def __post_init__(self) -> None:
         check_integer(self, "max_turns", minimum=1, unit="model turns")
@@ -213,7 +213,7 @@ class Adam:
     beta2: float = option(0.95, "decay of the squared gradient's running mean")
     eps: float = option(1e-8, "added to the root of the squared gradient's mean")
     weight_decay: float = option(0.0, "decoupled weight decay, on matrices only")
-    grad_clip_norm: float | None = option(None, "largest norm of the whole gradient; None: no clipping")
+    grad_clip_norm: float | None = option(None, "largest norm of the whole gradient; none: no clipping")
 
     def __post_init__(self) -> None:
         check_number(self, "lr", above=0.0)

@@ -19,7 +19,16 @@ from pipeline.config import (
     Schedule,
     Truncation,
 )
-from pipeline.config_checks import check_choice, check_class, check_flag, check_integer, check_number, warn
+from pipeline.config_checks import (
+    check_choice,
+    check_class,
+    check_flag,
+    check_integer,
+    check_number,
+    option,
+    required,
+    warn,
+)
 from pipeline.errors import ConfigError, ConfigTypeError
 
 SAMPLING_POLICIES = ("trajectory", "segment")
@@ -44,7 +53,7 @@ class EngineConfig:
     top_p: float = 1.0
     top_k: int = -1
     seed: int = 0
-    environment_timeout: float = 600.0  # seconds that one call into an environment may take
+    environment_timeout: float = option(600.0, "seconds that one call into an environment may take")
 
     def __post_init__(self) -> None:
         check_class(self, "schedule", (Schedule,))
@@ -80,15 +89,17 @@ class TrainerConfig:
     optimizer: Adam
     loss: CISPO
     completion: GroupCompletion
-    groups_per_step: int
-    group_size: int = 16
-    max_staleness: int = 2
+    groups_per_step: int = required("groups of one batch")
+    group_size: int = option(16, "trajectories of one group")
+    max_staleness: int = option(2, "largest age of a trained token's policy, in optimizer updates")
     stale_policy: str = "wait"
     advantage: GroupCentered | Batchwise = field(default_factory=GroupCentered)
     truncation: Truncation = field(default_factory=Truncation)
     forward_backward_batch: str | ForwardBackwardBatch = "auto"
     repeat_dataset: bool = True
-    batch_order: str = "completion"
+    batch_order: str = option(
+        "completion", "train the oldest groups that are ready (completion), or the oldest (admission)"
+    )
     on_failure: str = "stop"
     allow_trajectory_loss: bool = False
     allow_unbounded_staleness: bool = False

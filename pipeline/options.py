@@ -1,0 +1,236 @@
+"""The options of run.py: names, types and meanings come from the config dataclasses; values end in a RunConfig.
+
+Everything that can be wrong with them is found here, before any process starts or any file is written, and told in one
+sentence that names the option as the user wrote it.
+"""
+
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, fields
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args
+
+from pipeline.command_line import Given, read_arguments, read_toml, suggestion
+from pipeline.config import CISPO, Adam, Budget, GroupCompletion, Sampling, Schedule
+from pipeline.errors import ConfigError
+from pipeline.run_config import COMMON, MODES, TASKS, RunConfig
+from pipeline.run_directory import check_run_dir, default_run_dir
+from pipeline.trainer_config import EngineConfig, TrainerConfig
+from pipeline.unsupported import refuse_unbuilt
+from shm.errors import HeadwayError
+from workers.devices import resolve_devices
+
+# Names that read better than the field's own, or would be taken twice.
+RENAMED = {(Adam, "eps"): "adam_eps"}
+
+# Which fields are options, in the order of --help. What is missing here has no effect yet (see unsupported.py).
+EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (RunConfig, ("mode", "task", "model", "steps", "seed", "device", "samplers", "run_dir", "tool_latency")),
+    (TrainerConfig, ("groups_per_step", "group_size", "max_staleness", "batch_order")),
+    (Schedule, ("concurrency", "max_sample_requests", "admit_ahead", "oversample_factor")),
+    (
+        Budget,
+        (
+            "max_turns",
+            "max_generated_tokens",
+            "max_context_tokens",
+            "segment_tokens",
+            "tool_output_tokens",
+            "max_turn_tokens",
+        ),
+    ),
+    (Sampling, ("temperature", "top_p", "top_k")),
+    (Adam, ("lr", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm")),
+    (CISPO, ("normalize", "eps_max")),
+    (EngineConfig, ("environment_timeout",)),
+)
+
+# Options of features that come later, and what to do until then.
+LATER = {
+    "env": "environments of your own run through the Python API (README.md); run.py trains --task guess",
+    "data": "rows of your own go through the Python API (README.md); run.py trains --task guess",
+    "resume": "nothing is saved yet, so a run starts from the beginning",
+    "init": "no checkpoint can be loaded yet, so a run starts from random weights",
+    "deterministic": "sampling noise depends on the seed alone, but the schedule on the clock",
+    "max_minutes": "a run ends after --steps",
+}
+
+NUMBER = {int: r"[+-]?\d{1,30}", float: r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"}
+MAX_NUMBER = 2.0**63  # so that every whole number fits 64 bits, wherever it goes
+
+# Defaults that are decided when the run starts.
+DECIDED_LATE = {"device": "auto", "samplers": None, "run_dir": None}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option; `name` is the key in a TOML file, `--name` with dashes the flag."""
+
+    name: str
+    owner: type
+    field: str
+    type: type  # int, float or str
+    optional: bool  # "none" stands for None
+    meaning: str
+    default: Any  # of the class; MISSING where it comes from recipe or mode
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    def default_text(self) -> str:
+        """The default as help and docs show it, with mode or task where they differ."""
+        by_mode = {mode: values.get(self.name, self.default) for mode, values in MODES.items()}
+        if len(set(by_mode.values())) == 1:
+            by_mode = {}
+        by_task = {task: recipe.defaults[self.name] for task, recipe in TASKS.items() if self.name in recipe.defaults}
+        if by_mode or by_task:
+            texts = [f"{key} {text_of(value)}" for key, value in (by_mode | by_task).items()]
+            return ", ".join(texts)
+        return text_of(COMMON.get(self.name, DECIDED_LATE.get(self.name, self.default)))
+
+
+def _option(owner: type, spec: Field) -> Option:
+    kinds = get_args(spec.type) or (spec.type,)
+    optional = NoneType in kinds or (spec.name in DECIDED_LATE and DECIDED_LATE[spec.name] is None)
+    kind = next(kind for kind in kinds if kind is not NoneType)
+    name = RENAMED.get((owner, spec.name), spec.name)
+    return Option(name, owner, spec.name, kind, optional, spec.metadata["meaning"], spec.default)
+
+
+OPTIONS: dict[str, Option] = {
+    option.name: option
+    for owner, names in EXPOSED
+    for option in (_option(owner, spec) for name in names for spec in fields(owner) if spec.name == name)
+}
+
+
+def parse(arguments: Sequence[str]) -> RunConfig:
+    """Arguments of run.py -> RunConfig. Raises ConfigError (or another HeadwayError) with one sentence."""
+    given = read_arguments(arguments, [*OPTIONS, "config"], LATER)
+    config_file = given.pop("config", None)
+    if config_file is not None:
+        given = read_toml(Path(config_file.value), list(OPTIONS), LATER) | given
+    values = {name: convert(OPTIONS[name], item) for name, item in given.items()}
+    _check_names(values, given)
+    mode = values.get("mode", "async")
+    defaults = COMMON | dict(TASKS[values.get("task", "guess")].defaults) | MODES[mode] | {"mode": mode}
+    if mode == "sync" and "admit_ahead" in given:
+        raise ConfigError(
+            f"{given['admit_ahead'].where} has no effect with the mode sync, which never samples ahead; leave it out."
+        )
+    try:
+        config = build(defaults | values)
+        refuse_unbuilt(config.trainer)
+    except HeadwayError as error:
+        raise ConfigError(as_written(str(error), given)) from error
+    if "run_dir" in given:
+        check_run_dir(config.run_dir, given["run_dir"].where)
+    return config
+
+
+def build(values: Mapping[str, Any]) -> RunConfig:
+    """Option values by name -> RunConfig; those left out are the config classes' defaults."""
+    device, samplers = resolve_devices(values.get("device", "auto"), values.get("samplers"))
+    parts: dict[type, dict[str, Any]] = {owner: {} for owner, _ in EXPOSED}
+    for name, value in values.items():
+        parts[OPTIONS[name].owner][OPTIONS[name].field] = value
+    sampling = parts[Sampling] | ({"seed": values["seed"]} if "seed" in values else {})
+    engine = EngineConfig(
+        schedule=Schedule(**parts[Schedule]), budget=Budget(**parts[Budget]), **sampling, **parts[EngineConfig]
+    )
+    trainer = TrainerConfig(
+        engine=engine,
+        optimizer=Adam(**parts[Adam]),
+        loss=CISPO(**parts[CISPO]),
+        completion=GroupCompletion(mode="wait"),
+        **parts[TrainerConfig],
+    )
+    run = {"run_dir": None} | parts[RunConfig] | {"device": device, "samplers": samplers}
+    if run["run_dir"] is None:
+        run["run_dir"] = default_run_dir(values.get("mode", "async"), time.localtime())
+    return RunConfig(**run, trainer=trainer)
+
+
+def convert(option: Option, given: Given) -> Any:
+    """The text of a command line, or the value of a TOML file, as the option's type. Raises ConfigError."""
+    value = given.value
+    if option.optional and value == "none":
+        return None
+    # TOML knows its types; only a whole number may stand for a float there. Texts of the command line are parsed.
+    if given.typed:
+        fits = type(value) is option.type or (option.type is float and type(value) is int)
+    else:
+        fits = option.type is str or re.fullmatch(NUMBER[option.type], value, flags=re.ASCII)
+    if fits and option.type is str:
+        fits = "\0" not in value
+    elif fits:
+        number = value if given.typed else option.type(value)
+        fits = abs(number) < MAX_NUMBER
+        value = option.type(number) if fits else value
+    if not fits:
+        raise ConfigError(f"{given.where} is {value!r}; it must be {_wanted(option)}.")
+    return value
+
+
+def as_written(message: str, given: Mapping[str, Given]) -> str:
+    """An error of a config class or of the devices with the options named as the user wrote them."""
+    for option in OPTIONS.values():
+        where = given[option.name].where if option.name in given else option.flag
+        owner = "RolloutEngine" if option.owner is Sampling else getattr(option.owner, "LABEL", option.owner.__name__)
+        for label in (f"{owner}.{option.field}", f"{option.owner.__name__}.{option.field}"):
+            message = re.sub(rf"\b{re.escape(label)}\b", where, message)
+        if option.name in ("device", "samplers"):
+            message = re.sub(rf"^{option.name} is\b", f"{where} is", message)
+    return message
+
+
+def help_text() -> str:
+    """What --help prints: every option with its default and its meaning."""
+    lines = ["Usage: python run.py [--OPTION VALUE …]   (or headway run …)", ""]
+    lines.append(
+        "  --config FILE.toml\n      the same options from a file of lines name = value; the command line wins"
+    )
+    for option in OPTIONS.values():
+        lines.append(f"  {option.flag} {_kind(option)}\n      {option.meaning} (default: {option.default_text()})")
+    lines += ["", "Later: " + ", ".join("--" + name.replace("_", "-") for name in LATER) + "."]
+    return "\n".join(lines)
+
+
+def options_table() -> str:
+    """docs/options.md's table."""
+    rows = ["| option | value | default | meaning |", "| --- | --- | --- | --- |"]
+    rows += [f"| `{o.flag}` | {_kind(o)} | {o.default_text()} | {o.meaning} |" for o in OPTIONS.values()]
+    return "\n".join(rows)
+
+
+def text_of(value: Any) -> str:
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _kind(option: Option) -> str:
+    name = {int: "N", float: "X", str: "TEXT"}[option.type]
+    return f"{name} or none" if option.optional else name
+
+
+def _wanted(option: Option) -> str:
+    name = {int: "a whole number", float: "a number", str: "a text"}[option.type]
+    return f"{name}, or none" if option.optional else name
+
+
+def _check_names(values: Mapping[str, Any], given: Mapping[str, Given]) -> None:
+    """Names that options choose from, before they choose defaults; and the model, which is a name or a directory."""
+    for name, choices in (("mode", MODES), ("task", TASKS)):
+        if name in values and values[name] not in choices:
+            raise ConfigError(
+                f"{given[name].where} is {values[name]!r}; it must be one of: {', '.join(choices)}."
+                + suggestion(values[name], choices)
+            )
+    model = values.get("model", "tiny")
+    if model != "tiny":
+        if os.path.isdir(model):
+            raise ConfigError(f"{given['model'].where} is a directory; model directories aren't built yet: use tiny.")
+        raise ConfigError(f'{given["model"].where} is {model!r}, which is neither "tiny" nor a directory.')

@@ -1,0 +1,112 @@
+"""Everything one run of the command line is told, resolved: what run.py can set, and what config.json records.
+
+Values come from, later ones winning: the config classes' defaults, the task's recipe, the mode, a TOML file, the
+command line (`options.py`).
+"""
+
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NamedTuple
+
+from pipeline.config_checks import check_choice, check_class, check_integer, option, required
+from pipeline.errors import ConfigError
+from pipeline.trainer_config import TrainerConfig
+from pipeline.version import VERSION
+
+# The two modes differ in these options and nothing else.
+MODES: dict[str, dict[str, Any]] = {
+    "async": {"max_staleness": 2, "concurrency": 192, "admit_ahead": 2},
+    "sync": {"max_staleness": 0, "concurrency": 64},
+}
+
+
+class TaskRecipe(NamedTuple):
+    """What a built-in task trains with unless told otherwise, and whether it has a tool that can be slowed down."""
+
+    defaults: Mapping[str, Any]
+    has_tool: bool
+
+
+# Every task's recipe starts from these.
+COMMON: dict[str, Any] = {"groups_per_step": 8, "group_size": 8, "normalize": "token"}
+TASKS: dict[str, TaskRecipe] = {
+    "guess": TaskRecipe(
+        {"steps": 400, "lr": 2e-3, "max_turns": 4, "max_generated_tokens": 32, "max_context_tokens": 128}, has_tool=True
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """One run of run.py. Its parts check themselves; `device` and `samplers` are already decided."""
+
+    mode: str = option("async", "async: sample ahead within max_staleness; sync: one batch at a time")
+    task: str = option("guess", "the built-in task to train on")
+    model: str = option("tiny", "the model to train; tiny: a small decoder from random weights")
+    steps: int = required("batches to train")
+    seed: int = option(0, "of the model's first weights, the task's rows and the sampling noise")
+    device: str = required("cpu, cuda, or auto: cuda where there is a GPU")
+    samplers: int = required("sampler processes; none: one, or one per GPU beside the learner's")
+    run_dir: str = required("where the run's files go; none: runs/<time>-<mode>")
+    tool_latency: str = option("none", "how long the task's tool takes: none, fixed:MS or lognormal:MEDIAN_MS:SIGMA")
+    trainer: TrainerConfig
+
+    def __post_init__(self) -> None:
+        check_choice(self, "mode", tuple(MODES))
+        check_choice(self, "task", tuple(TASKS))
+        check_integer(self, "steps", minimum=1, unit="batches to train")
+        check_integer(self, "seed", minimum=0, unit="random streams")
+        check_choice(self, "device", ("cpu", "cuda"))
+        check_integer(self, "samplers", minimum=1, unit="sampler processes")
+        check_class(self, "trainer", (TrainerConfig,))
+        check_tool_latency(self.tool_latency)
+        if self.tool_latency != "none" and not TASKS[self.task].has_tool:
+            raise ConfigError(
+                f"RunConfig.tool_latency is {self.tool_latency!r}, but the task {self.task!r} has no tool; "
+                "leave it out."
+            )
+        if self.mode == "sync" and self.trainer.max_staleness > 0:
+            raise ConfigError(
+                f"AsyncTrainer.max_staleness is {self.trainer.max_staleness}, but RunConfig.mode is 'sync', which "
+                "trains only tokens of the current policy; leave it out, or use the mode async."
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """What config.json holds: versions, seed, and every option as it was used."""
+        return {
+            "headway": VERSION,
+            "python": platform.python_version(),
+            "torch": installed_version("torch"),
+            "seed": self.seed,
+            "config": plain(self),
+        }
+
+
+def check_tool_latency(text: str) -> None:
+    """Raise ConfigError unless `text` is none, fixed:MS or lognormal:MEDIAN_MS:SIGMA with numbers >= 0."""
+    number = r"(\d+(\.\d*)?|\.\d+)"
+    if not re.fullmatch(rf"none|fixed:{number}|lognormal:{number}:{number}", text, flags=re.ASCII):
+        raise ConfigError(
+            f"RunConfig.tool_latency is {text!r}; it must be none, fixed:MS or lognormal:MEDIAN_MS:SIGMA, for example "
+            "lognormal:50:1.0."
+        )
+
+
+def plain(value: Any) -> Any:
+    """A config as JSON values; each nested config also names its class."""
+    if is_dataclass(value):
+        return {"class": type(value).__name__} | {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    return value
+
+
+def installed_version(package: str) -> str | None:
+    """The installed version of a package, without importing it; None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

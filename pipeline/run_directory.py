@@ -1,0 +1,55 @@
+"""The directory of one run: its name, whether it is free, and its first file.
+
+config.json     the resolved configuration, versions and seed
+events.jsonl    the audit log (events.py)
+metrics.jsonl   one line per batch
+logs/           one file per process
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+
+from pipeline.errors import ConfigError
+from pipeline.run_config import RunConfig
+
+# A directory with one of these holds a run.
+RUN_FILES = ("config.json", "events.jsonl", "metrics.jsonl")
+
+
+def default_run_dir(mode: str, now: time.struct_time) -> str:
+    """`runs/<time>-<mode>`, with a number behind it if a run started in the same second."""
+    name = f"runs/{time.strftime('%Y%m%d-%H%M%S', now)}-{mode}"
+    number = 1
+    while os.path.exists(name if number == 1 else f"{name}-{number}"):
+        number += 1
+    return name if number == 1 else f"{name}-{number}"
+
+
+def check_run_dir(run_dir: str, where: str = "run_dir") -> None:
+    """Refuse a directory that holds a run already, or that can't be made; makes nothing. Raises ConfigError."""
+    path = Path(run_dir)
+    found = [name for name in RUN_FILES if os.path.lexists(path / name)]
+    if found:
+        raise ConfigError(f"{where} is {run_dir}, which holds a run already ({found[0]}); name another directory.")
+    existing = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
+    if not existing.is_dir():
+        raise ConfigError(f"{where} is {run_dir}, but {existing} is not a directory; name another one.")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"{where} is {run_dir}, but {existing} can't be written to; name another one.")
+
+
+def make_run_dir(config: RunConfig) -> Path:
+    """Make the run directory with `logs/` and config.json, and return it. Raises ConfigError if it holds a run."""
+    check_run_dir(config.run_dir)
+    path = Path(config.run_dir)
+    try:
+        (path / "logs").mkdir(parents=True, exist_ok=True)
+        # "x": of two runs that choose the same directory at once, one is refused.
+        with open(path / "config.json", "x", encoding="utf-8") as file:
+            json.dump(config.to_json(), file, indent=2)
+            file.write("\n")
+    except OSError as error:
+        raise ConfigError(f"The run directory {path} can't be made: {error.strerror}; name another one.") from error
+    return path

@@ -1,0 +1,230 @@
+"""Options of run.py: where values come from, what is refused, and how the refusal reads."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from pipeline import options
+from pipeline.config import Budget, Sampling, Schedule
+from pipeline.errors import ConfigError
+from pipeline.options import OPTIONS, help_text, options_table, parse
+from pipeline.run_config import MODES, TASKS, TaskRecipe, plain
+from pipeline.run_directory import default_run_dir, make_run_dir
+from pipeline.trainer_config import EngineConfig
+
+
+@pytest.fixture(autouse=True)
+def empty_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    yield tmp_path
+
+
+def refusal(*arguments: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        parse(arguments)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_modes_differ_in_staleness_and_concurrency_only():
+    asynchronous, synchronous = plain(parse(["--run-dir", "r"])), plain(parse(["--mode", "sync", "--run-dir", "r"]))
+    trainer = asynchronous["trainer"]
+    assert (trainer["max_staleness"], trainer["engine"]["schedule"]["concurrency"]) == (2, 192)
+    assert trainer["groups_per_step"] * trainer["group_size"] == 64
+    assert trainer["engine"]["schedule"]["admit_ahead"] == 2
+    trainer = synchronous["trainer"]
+    assert (trainer["max_staleness"], trainer["engine"]["schedule"]["concurrency"]) == (0, 64)
+    for config in (asynchronous, synchronous):
+        del config["mode"], config["trainer"]["max_staleness"], config["trainer"]["engine"]["schedule"]["concurrency"]
+    assert asynchronous == synchronous
+
+
+def test_command_line_wins_over_file_and_file_over_mode(empty_directory):
+    (empty_directory / "recipe.toml").write_bytes(b"\xef\xbb\xbfmax_staleness = 3\nlr = 1\ntop_k = 5\n")
+    config = parse(["--config", "recipe.toml", "--top-k=7", "--steps", "9"])
+    assert (config.trainer.max_staleness, config.trainer.engine.top_k, config.steps) == (3, 7, 9)
+    assert (config.trainer.optimizer.lr, type(config.trainer.optimizer.lr)) == (1.0, float)
+
+
+def test_seed_reaches_sampling():
+    config = parse(["--seed", "5"])
+    assert (config.seed, config.trainer.engine.sampling.seed) == (5, 5)
+
+
+def test_none_stands_for_no_limit():
+    assert parse(["--grad-clip-norm", "none"]).trainer.optimizer.grad_clip_norm is None
+
+
+def test_cpu_starts_one_sampler_unless_asked():
+    assert (parse([]).device, parse([]).samplers) == ("cpu", 1)
+    assert parse(["--samplers", "2", "--device", "cpu"]).samplers == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--max-stalenes", "2"], ["--max-stalenes ", "Did you mean --max-staleness?"]),
+        (["--max_staleness", "2"], ["--max_staleness", "Did you mean --max-staleness?"]),
+        (["--steps"], ["--steps needs a value"]),
+        (["--steps", "--seed", "1"], ["--steps needs a value"]),
+        (["--steps="], ["--steps is empty"]),
+        (["--steps", "1", "--steps", "2"], ["--steps is given twice", "'1'", "'2'"]),
+        (["steps", "1"], ["'steps' is not an option"]),
+        (["--steps", "1_0"], ["--steps is '1_0'", "whole number"]),
+        (["--steps", "2.0"], ["--steps is '2.0'", "whole number"]),
+        (["--steps", "9" * 25], ["--steps is", "whole number"]),
+        (["--steps", "0"], ["--steps is 0", "at least 1"]),
+        (["--max-staleness", "-1"], ["--max-staleness is -1", "optimizer updates", "at least 0"]),
+        (["--lr", "nan"], ["--lr is 'nan'"]),
+        (["--lr", "0"], ["--lr is 0.0", "above 0"]),
+        (["--lr", "1e999"], ["--lr is '1e999'"]),
+        (["--adam-eps", "0"], ["--adam-eps is 0.0"]),
+        (["--top-p", "1.5"], ["--top-p is 1.5"]),
+        (["--temperature", "0"], ["--temperature is 0"]),
+        (["--mode", "asynk"], ["--mode is 'asynk'", "Did you mean async?"]),
+        (["--task", "gess"], ["--task is 'gess'", "Did you mean guess?"]),
+        (["--mode", "sync", "--max-staleness", "2"], ["--max-staleness is 2", "sync"]),
+        (["--mode", "sync", "--admit-ahead", "1"], ["--admit-ahead has no effect", "sync"]),
+        (["--mode", "sync", "--oversample-factor", "2"], ["--oversample-factor is 2.0", "max_staleness"]),
+        (["--tool-latency", "lognormal:50"], ["--tool-latency is 'lognormal:50'", "lognormal:50:1.0"]),
+        (["--tool-latency", "fixed:-1"], ["--tool-latency is 'fixed:-1'"]),
+        (["--model", "missing"], ["--model is 'missing'", "neither", "directory"]),
+        (["--model", "."], ["--model is a directory", "aren't built yet"]),
+        (["--env", "m:C"], ["--env isn't built yet"]),
+        (["--data", "x"], ["--data isn't built yet"]),
+        (["--resume", "x"], ["--resume isn't built yet"]),
+        (["--init", "x"], ["--init isn't built yet"]),
+        (["--device", "tpu"], ["--device is 'tpu'"]),
+        (["--device", "cuda"], ["--device is cuda", "no NVIDIA GPU"]),
+        (["--samplers", "0"], ["--samplers is 0"]),
+        (["--group-size", "1"], ["GroupCompletion.min_members is 2", "group_size is 1"]),
+        (["--config", "missing.toml"], ["missing.toml", "No such file"]),
+    ],
+)
+def test_bad_option_is_refused_in_one_sentence(arguments, parts):
+    message = refusal(*arguments)
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (b"max_stalenes = 2", ["max_stalenes in recipe.toml", "Did you mean max_staleness?"]),
+        (b"[schedule]\nconcurrency = 2", ["recipe.toml", "[schedule]"]),
+        (b"steps = 1.5", ["steps (in recipe.toml) is 1.5", "whole number"]),
+        (b"steps = true", ["steps (in recipe.toml) is True"]),
+        (b"mode = ['sync']", ["mode (in recipe.toml)"]),
+        (b"lr = inf", ["lr (in recipe.toml) is inf"]),
+        (b"lr = 1" + b"0" * 400, ["lr (in recipe.toml)"]),
+        (b"steps = ", ["recipe.toml is not valid TOML", "line 1"]),
+        (b"task = '\xff'", ["recipe.toml is not UTF-8"]),
+        (b'run_dir = "a\\u0000b"', ["run_dir (in recipe.toml)"]),
+        (b"env = 'm:C'", ["env in recipe.toml isn't built yet"]),
+        (b"config = 'other.toml'", ["config in recipe.toml is no option"]),
+        (b"concurrency = 0", ["concurrency (in recipe.toml) is 0"]),
+    ],
+)
+def test_bad_file_is_refused_naming_file_and_key(empty_directory, text, parts):
+    (empty_directory / "recipe.toml").write_bytes(text)
+    message = refusal("--config", "recipe.toml")
+    for part in parts:
+        assert part in message
+
+
+def test_tool_latency_without_a_tool_is_refused(monkeypatch):
+    monkeypatch.setitem(TASKS, "riddle", TaskRecipe({"steps": 1, "lr": 1.0}, has_tool=False))
+    assert "'riddle' has no tool" in refusal("--task", "riddle", "--tool-latency", "fixed:5")
+    assert parse(["--task", "riddle"]).steps == 1
+
+
+@pytest.mark.parametrize("name", ["config.json", "events.jsonl"])
+def test_directory_that_holds_a_run_is_refused(empty_directory, name):
+    (empty_directory / "old").mkdir()
+    (empty_directory / "old" / name).write_text("")
+    assert "holds a run already" in refusal("--run-dir", "old")
+
+
+def test_file_as_run_directory_is_refused(empty_directory):
+    (empty_directory / "file").write_text("")
+    assert "not a directory" in refusal("--run-dir", "file/below")
+
+
+def test_parsing_makes_no_files(empty_directory):
+    parse(["--run-dir", "new"])
+    parse([])
+    assert list(empty_directory.iterdir()) == []
+
+
+def test_run_directory_records_the_resolved_configuration(empty_directory):
+    config = parse(["--run-dir", "new/run", "--seed", "3"])
+    path = make_run_dir(config)
+    record = json.loads((path / "config.json").read_text())
+    assert record["seed"] == 3 and record["headway"] and record["python"] and record["torch"]
+    assert record["config"]["trainer"]["engine"]["schedule"]["concurrency"] == 192
+    assert (path / "logs").is_dir()
+    with pytest.raises(ConfigError, match="holds a run already"):
+        make_run_dir(config)
+
+
+def test_default_run_directories_of_one_second_differ(empty_directory):
+    import time
+
+    now = time.struct_time((2030, 1, 2, 3, 4, 5, 0, 0, 0))
+    assert default_run_dir("async", now) == "runs/20300102-030405-async"
+    (empty_directory / "runs" / "20300102-030405-async").mkdir(parents=True)
+    assert default_run_dir("async", now) == "runs/20300102-030405-async-2"
+
+
+def test_help_lists_every_option_with_default_and_meaning():
+    text = help_text()
+    for option in OPTIONS.values():
+        assert re.search(
+            rf"^  {option.flag} .*\n      {re.escape(option.meaning)} \(default: .+\)$", text, re.MULTILINE
+        )
+    assert "async 192, sync 64" in text
+
+
+def test_every_option_changes_the_configuration():
+    """An option that nothing reads would be a lie: each one, set to another value, changes what comes out."""
+    other = {
+        "mode": "sync",
+        "device": "cpu",
+        "tool_latency": "fixed:3",
+        "run_dir": "elsewhere",
+        "task": None,
+        "model": None,
+    }
+    other |= {"batch_order": "admission", "normalize": "sum", "oversample_factor": "1.5", "top_p": "0.5"}
+    base = plain(parse(["--run-dir", "r"]))
+    for option in OPTIONS.values():
+        value = other.get(option.name, "3" if option.type is int else "0.25")
+        if value is None or option.name == "device":  # only one choice so far, or the same when resolved
+            continue
+        given = [option.flag, value] + ([] if option.name == "run_dir" else ["--run-dir", "r"])
+        assert plain(parse(given)) != base, option.flag
+
+
+def test_config_fields_are_options_or_known_to_be_none():
+    """A new field of these configs must become an option, or be listed here with the reason."""
+    not_options = {
+        "priority",  # only fifo is built
+        "final_answer_reserve",  # the wrap-up request isn't built
+    }
+    for owner in (Schedule, Budget, Sampling):
+        exposed = {option.field for option in OPTIONS.values() if option.owner is owner} | not_options
+        names = {field.name for field in dataclasses.fields(owner)} - {"seed"}  # one seed for everything: --seed
+        assert names <= exposed
+    assert {field.name for field in dataclasses.fields(Sampling)} <= {f.name for f in dataclasses.fields(EngineConfig)}
+
+
+def test_modes_and_recipes_name_existing_options():
+    for values in (*MODES.values(), *(recipe.defaults for recipe in TASKS.values()), options.COMMON):
+        assert values.keys() <= OPTIONS.keys()
+
+
+def test_table_has_a_row_per_option():
+    assert options_table().count("\n") == len(OPTIONS) + 1
