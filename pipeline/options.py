@@ -16,8 +16,9 @@ from typing import Any, get_args
 from pipeline.command_line import Given, read_arguments, read_toml, suggestion
 from pipeline.config import CISPO, Adam, Budget, GroupCompletion, Sampling, Schedule
 from pipeline.errors import ConfigError
-from pipeline.run_config import COMMON, MODES, TASKS, RunConfig
+from pipeline.run_config import COMMON, MODES, RunConfig, task_defaults
 from pipeline.run_directory import check_run_dir, default_run_dir
+from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig, TrainerConfig
 from pipeline.unsupported import refuse_unbuilt
 from shm.errors import HeadwayError
@@ -86,7 +87,9 @@ class Option:
         by_mode = {mode: values.get(self.name, self.default) for mode, values in MODES.items()}
         if len(set(by_mode.values())) == 1:
             by_mode = {}
-        by_task = {task: recipe.defaults[self.name] for task, recipe in TASKS.items() if self.name in recipe.defaults}
+        by_task = {task: defaults[self.name] for task in TASKS if self.name in (defaults := task_defaults(task))}
+        if self.name in COMMON:
+            by_task = {}
         if by_mode or by_task:
             texts = [f"{key} {text_of(value)}" for key, value in (by_mode | by_task).items()]
             return ", ".join(texts)
@@ -117,7 +120,7 @@ def parse(arguments: Sequence[str]) -> RunConfig:
     values = {name: convert(OPTIONS[name], item) for name, item in given.items()}
     _check_names(values, given)
     mode = values.get("mode", "async")
-    defaults = COMMON | dict(TASKS[values.get("task", "guess")].defaults) | MODES[mode] | {"mode": mode}
+    defaults = task_defaults(values.get("task", "guess")) | MODES[mode] | {"mode": mode}
     if mode == "sync" and "admit_ahead" in given:
         raise ConfigError(
             f"{given['admit_ahead'].where} has no effect with the mode sync, which never samples ahead; leave it out."

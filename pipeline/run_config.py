@@ -5,14 +5,15 @@ command line (`options.py`).
 """
 
 import platform
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NamedTuple
+from typing import Any
 
 from pipeline.config_checks import check_choice, check_class, check_integer, option, required
 from pipeline.errors import ConfigError
+from pipeline.tasks import TASKS
+from pipeline.tasks.latency import FORMS, parse_latency
 from pipeline.trainer_config import TrainerConfig
 from pipeline.version import VERSION
 
@@ -23,20 +24,18 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-class TaskRecipe(NamedTuple):
-    """What a built-in task trains with unless told otherwise, and whether it has a tool that can be slowed down."""
-
-    defaults: Mapping[str, Any]
-    has_tool: bool
-
-
-# Every task's recipe starts from these.
+# What every task trains with unless its recipe or the user says otherwise.
 COMMON: dict[str, Any] = {"groups_per_step": 8, "group_size": 8, "normalize": "token"}
-TASKS: dict[str, TaskRecipe] = {
-    "guess": TaskRecipe(
-        {"steps": 400, "lr": 2e-3, "max_turns": 4, "max_generated_tokens": 32, "max_context_tokens": 128}, has_tool=True
-    ),
+
+# Per task, beside the budget that the task itself names: how it learns best.
+RECIPES: dict[str, dict[str, Any]] = {
+    "guess": {"steps": 400, "lr": 2e-3, "max_context_tokens": 128},
 }
+
+
+def task_defaults(task: str) -> dict[str, Any]:
+    """Option values by name that a run of this task starts from."""
+    return COMMON | dict(TASKS[task].budget) | RECIPES[task]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +62,7 @@ class RunConfig:
         check_integer(self, "samplers", minimum=1, unit="sampler processes")
         check_class(self, "trainer", (TrainerConfig,))
         check_tool_latency(self.tool_latency)
-        if self.tool_latency != "none" and not TASKS[self.task].has_tool:
+        if self.tool_latency != "none" and "latency" not in TASKS[self.task].options:
             raise ConfigError(
                 f"RunConfig.tool_latency is {self.tool_latency!r}, but the task {self.task!r} has no tool; "
                 "leave it out."
@@ -86,13 +85,13 @@ class RunConfig:
 
 
 def check_tool_latency(text: str) -> None:
-    """Raise ConfigError unless `text` is none, fixed:MS or lognormal:MEDIAN_MS:SIGMA with numbers >= 0."""
-    number = r"(\d+(\.\d*)?|\.\d+)"
-    if not re.fullmatch(rf"none|fixed:{number}|lognormal:{number}:{number}", text, flags=re.ASCII):
+    """Raise ConfigError unless `text` names a latency."""
+    try:
+        parse_latency(text)
+    except ConfigError as error:
         raise ConfigError(
-            f"RunConfig.tool_latency is {text!r}; it must be none, fixed:MS or lognormal:MEDIAN_MS:SIGMA, for example "
-            "lognormal:50:1.0."
-        )
+            f"RunConfig.tool_latency is {text!r}; it must be {FORMS}, for example lognormal:50:1.0."
+        ) from error
 
 
 def plain(value: Any) -> Any:

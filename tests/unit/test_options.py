@@ -11,8 +11,9 @@ from pipeline import options
 from pipeline.config import Budget, Sampling, Schedule
 from pipeline.errors import ConfigError
 from pipeline.options import OPTIONS, help_text, options_table, parse
-from pipeline.run_config import MODES, TASKS, TaskRecipe, plain
+from pipeline.run_config import MODES, RECIPES, plain, task_defaults
 from pipeline.run_directory import default_run_dir, make_run_dir
+from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig
 
 
@@ -137,7 +138,8 @@ def test_bad_file_is_refused_naming_file_and_key(empty_directory, text, parts):
 
 
 def test_tool_latency_without_a_tool_is_refused(monkeypatch):
-    monkeypatch.setitem(TASKS, "riddle", TaskRecipe({"steps": 1, "lr": 1.0}, has_tool=False))
+    monkeypatch.setitem(TASKS, "riddle", dataclasses.replace(TASKS["guess"], name="riddle", options={}))
+    monkeypatch.setitem(RECIPES, "riddle", {"steps": 1, "lr": 1.0})
     assert "'riddle' has no tool" in refusal("--task", "riddle", "--tool-latency", "fixed:5")
     assert parse(["--task", "riddle"]).steps == 1
 
@@ -213,8 +215,12 @@ def test_config_fields_are_options_or_known_to_be_none():
     assert {field.name for field in dataclasses.fields(Sampling)} <= {f.name for f in dataclasses.fields(EngineConfig)}
 
 
+def test_every_task_has_a_recipe():
+    assert RECIPES.keys() == TASKS.keys()
+
+
 def test_modes_and_recipes_name_existing_options():
-    for values in (*MODES.values(), *(recipe.defaults for recipe in TASKS.values()), options.COMMON):
+    for values in (*MODES.values(), *map(task_defaults, TASKS), options.COMMON):
         assert values.keys() <= OPTIONS.keys()
 
 

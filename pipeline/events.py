@@ -1,0 +1,111 @@
+"""events.jsonl, the audit log: what the supervisor admitted, sampled, trained and lost, one JSON object a line.
+
+Every event has a fixed set of fields, so that anyone can replay the log and prove the staleness bound without trusting
+the code that wrote it (`audit.py` does).
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from pipeline.errors import RunError
+
+# Fields of each event beside `t` and `event`.
+FIELDS: dict[str, str] = {
+    "run": "mode max_staleness stale_policy on_stragglers groups_per_step group_size admit_ahead oversample_factor "
+    "concurrency steps version",
+    "admitted": "group row version",
+    "started": "trajectory group version sampler",
+    "segment": "trajectory group version kv_version tokens cached sampler seconds",
+    "tool": "trajectory group name seconds error",
+    "trajectory": "trajectory group tokens reward truncated",
+    "ready": "group",
+    "batch": "step version groups tokens masked dropped age_min age_max updated",
+    "optim": "step from to seconds",
+    "published": "version slot bytes seconds",
+    "wait": "step seconds group trajectory why detail",
+    "retry": "group trajectory attempt cause tokens",
+    "discarded": "group trajectory cause tokens",
+    "filtered": "group cause tokens",
+    "failed": "group cause tokens",
+    "evaluation": "version rows status reward_mean",
+    "restart": "worker pid cause",
+    "checkpoint": "version path seconds",
+    "end": "status steps admitted consumed filtered failed outstanding",
+}
+OPTIONAL: dict[str, str] = {"run": "resumed", "batch": "members"}
+
+_REQUIRED = {event: frozenset(names.split()) for event, names in FIELDS.items()}
+_ALLOWED = {event: names | frozenset(OPTIONAL.get(event, "").split()) for event, names in _REQUIRED.items()}
+
+
+class JsonLines:
+    """A file of JSON objects, one a line, written by one process. Buffered: `flush` hands the lines to the system."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self._path = Path(path)
+        self._file: TextIO | None = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append one object. Raises RunError when the disk is full, and for a number that is not finite."""
+        if self._file is None:
+            raise RunError(f"{self._path} is closed; nothing can be written to it any more.")
+        try:
+            # ASCII only, so that no character inside a text can end the line for some reader.
+            line = json.dumps(record, allow_nan=False, separators=(", ", ": "))
+        except ValueError as error:
+            raise RunError(f"A record for {self._path} can't be written as JSON ({error}): {record!r}.") from error
+        self._guard(lambda file: file.write(line + "\n"))
+
+    def flush(self) -> None:
+        if self._file is not None:
+            self._guard(lambda file: file.flush())
+
+    def close(self) -> None:
+        """Flush and close; a second call does nothing."""
+        if self._file is None:
+            return
+        file, self._file = self._file, None
+        try:
+            file.close()
+        except OSError as error:
+            raise RunError(f"{self._path} could not be written to its end: {error.strerror}.") from error
+
+    def _guard(self, act: Callable[[TextIO], Any]) -> None:
+        try:
+            act(self._file)
+        except OSError as error:
+            raise RunError(
+                f"{self._path} can't be written: {error.strerror}; make room, or use another disk."
+            ) from error
+
+
+class EventLog:
+    """The writer of events.jsonl. `t` counts seconds from `start` and never goes back."""
+
+    def __init__(self, path: str | os.PathLike[str], clock: Callable[[], float], start: float | None = None):
+        """clock: monotonic seconds; start: its value at the run's start, now if not given."""
+        self._lines = JsonLines(path)
+        self._clock = clock
+        self._start = clock() if start is None else start
+        self._last = 0.0
+
+    def log(self, event: str, /, **fields: Any) -> None:
+        """Append one event, with exactly the fields that it has. `from` is a Python word: pass `**{"from": 3}`."""
+        lacking, surplus = _REQUIRED[event] - fields.keys(), fields.keys() - _ALLOWED[event]
+        assert not lacking and not surplus, f"event {event!r} lacks {sorted(lacking)}, has {sorted(surplus)} too many"
+        self._lines.write({"t": self.seconds(), "event": event} | fields)
+
+    def seconds(self) -> float:
+        """Seconds since the run's start, in microseconds' steps, at least those of the last event."""
+        self._last = max(self._last, round(self._clock() - self._start, 6))
+        return self._last
+
+    def flush(self) -> None:
+        """Hand the events so far to the system, so that a reader (or an audit after a kill) sees them."""
+        self._lines.flush()
+
+    def close(self) -> None:
+        self._lines.close()
