@@ -82,7 +82,7 @@ def has_streamed(parameter) -> bool:
     return vector is None or "streamed" in vector["expected"]  # None: the file is missing, the parameter is skipped
 
 
-@pytest.mark.parametrize("vector", filter(has_streamed, vectors.load("normalisation")))
+@pytest.mark.parametrize("vector", list(filter(has_streamed, vectors.load("normalisation"))))
 def test_streamed_rows_match_vector(vector):
     batch = batch_of(vector["case"], streamed=True)
     check_rows(batch.rows, vector["expected"]["streamed"]["data"])
