@@ -126,6 +126,10 @@ class SupervisorLink:
         if self._loop is not None and self._recheck is None:
             self._recheck = self._loop.call_soon(self._drain)
 
+    def drain(self) -> None:
+        """Deliver what has arrived, now."""
+        self._drain()
+
     def _drain(self) -> None:
         self._recheck = None
         while self._on_message is not None and not self._socket.closed:

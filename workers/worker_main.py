@@ -32,6 +32,16 @@ def become_worker(parent: int) -> None:
     faulthandler.enable()
 
 
+def log_to(path: str) -> None:
+    """Write what this process prints to `path` from now on: each run has a log of its own."""
+    log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
 def wait_for_start(channel: WorkerChannel, role: str) -> dict[str, Any] | None:
     """The config of the first run; None when told to stop. Raises ChannelError when nobody speaks."""
     channel.send(Hello(role=role, pid=os.getpid()))
@@ -52,6 +62,7 @@ def run_worker(role: str, serve: Serve) -> None:
     try:
         config = wait_for_start(channel, role)
         while config is not None:
+            log_to(config["log_path"])
             config = serve(channel, config)
     except Exception as error:  # the outermost frame: report, then exit
         status = 1

@@ -1,0 +1,72 @@
+"""Headway: asynchronous reinforcement learning for language models on one machine.
+
+    import pipeline as rl
+
+These are the names that users import. No torch is loaded here: models live in the worker processes.
+"""
+
+from pipeline.advantages import Batchwise, GroupCentered
+from pipeline.config import (
+    CISPO,
+    Adam,
+    Budget,
+    ForwardBackwardBatch,
+    GroupCompletion,
+    KVCache,
+    Sampling,
+    Schedule,
+    Truncation,
+)
+from pipeline.env import Env, ToolCall, TrajectoryView, Turn, TurnResult, tool
+from pipeline.errors import ConfigError, ConfigTypeError, InfrastructureError, RunError, TrajectoryError
+from pipeline.evaluate import Evaluation, FinalEvaluation
+from pipeline.rendering import TinyChat
+from pipeline.rollouts import RolloutEngine
+from pipeline.supervisor import Supervisor
+from pipeline.trainer import AsyncTrainer, run
+from pipeline.training_loop import Step
+from pipeline.trajectory import Group, Span, Trajectory
+from pipeline.version import VERSION as __version__
+from shm.errors import HeadwayError
+from workers.errors import WorkerDied
+from workers.model_config import ModelConfig
+
+__all__ = [
+    "Adam",
+    "AsyncTrainer",
+    "Batchwise",
+    "Budget",
+    "CISPO",
+    "ConfigError",
+    "ConfigTypeError",
+    "Env",
+    "Evaluation",
+    "FinalEvaluation",
+    "ForwardBackwardBatch",
+    "Group",
+    "GroupCentered",
+    "GroupCompletion",
+    "HeadwayError",
+    "InfrastructureError",
+    "KVCache",
+    "ModelConfig",
+    "RolloutEngine",
+    "RunError",
+    "Sampling",
+    "Schedule",
+    "Span",
+    "Step",
+    "Supervisor",
+    "TinyChat",
+    "ToolCall",
+    "Trajectory",
+    "TrajectoryError",
+    "TrajectoryView",
+    "Truncation",
+    "Turn",
+    "TurnResult",
+    "WorkerDied",
+    "__version__",
+    "run",
+    "tool",
+]

@@ -1,0 +1,238 @@
+"""A run that is under way: its shared memory, its workers, and what connects them. The first failure ends all of it."""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections import deque
+from typing import Any
+
+from pipeline.env_source import EnvSource
+from pipeline.environment_client import EnvironmentClient
+from pipeline.environment_thread import EnvironmentThread
+from pipeline.errors import RunError
+from pipeline.events import EventLog
+from pipeline.learner_client import LearnerClient
+from pipeline.run_blocks import RunBlocks, RunSpec
+from pipeline.sampler_client import RequestLimit, SamplerClient
+from pipeline.slot_table import SlotTable
+from pipeline.worker_handle import WorkerHandle
+from pipeline.worker_pool import WorkerPool
+from workers.errors import WorkerDied
+from workers.messages import Published
+
+MAX_RESTARTS = 5  # of samplers, within RESTART_WINDOW_SECONDS; more is no accident
+RESTART_WINDOW_SECONDS = 600.0
+WATCH_SECONDS = 1.0
+GRACE_SECONDS = 10.0  # what an environment process gets beyond environment_timeout to end a call by itself
+SILENT_SECONDS = 600.0  # a worker that has not moved its heartbeat for so long is killed
+
+
+class ActiveRun:
+    """Made by `Supervisor.open_run`; belongs to one asyncio loop; `close` frees the memory and leaves the processes idle."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        env: EnvSource,
+        pool: WorkerPool,
+        events: EventLog,
+        log_dir: str,
+        max_requests: int,
+        env_processes: int,
+    ) -> None:
+        self.spec = spec
+        self._env = env
+        self.events = events
+        self.num_restarts = 0
+        self.failure: BaseException | None = None
+        self._pool = pool
+        self._log_dir = log_dir
+        self._blocks = RunBlocks(spec, run_id=time.time_ns())
+        self.ledger = self._blocks.ledger
+        self.slots = SlotTable(spec.num_slots, self.ledger.write_lease)
+        self._limit = RequestLimit(max_requests)
+        self.samplers = [SamplerClient(i, self._limit) for i in range(spec.num_samplers)]
+        self._learner_handle = pool.handle("learner", 0, "workers.learner", spec.learner_threads)
+        self._sampler_handles = [
+            pool.handle("sampler", i, "workers.sampler", spec.sampler_threads) for i in range(spec.num_samplers)
+        ]
+        self._environment_handles = [
+            pool.handle("environment", i, "pipeline.env_process", 1) for i in range(env_processes)
+        ]
+        self.learner = LearnerClient(self._learner_handle.send, self._blocks.batches)
+        self._thread: EnvironmentThread | None = None
+        self._slot_fields: dict[str, Any] = {}
+        self._restarts: deque[float] = deque()
+        self._tasks: set[asyncio.Task] = set()
+        self._on_failure: list[Any] = []
+        self._epoch = 0
+
+    # --- start and end -------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Start (or use again) all processes and bring them to this run's first version."""
+        handles = [self._learner_handle, *self._sampler_handles, *self._environment_handles]
+        for handle in handles:
+            if not handle.started:
+                self._pool.spawn(handle, self._log_dir)
+            handle.attach()
+        environments = asyncio.gather(*(self._start_environment(handle) for handle in self._environment_handles))
+        try:
+            detail = await self._start(self._learner_handle, self._blocks.learner_config())
+            self._slot_fields = detail["slots"]
+            self.slots.published(0, 0)
+            await asyncio.gather(*(self._start_sampler(i) for i in range(len(self.samplers))))
+            await environments
+        except BaseException:
+            environments.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):  # the first error is the one to tell
+                await environments
+            raise
+        self._learner_handle.on_message = self.learner.receive
+        self._learner_handle.on_death = self.fail
+        self.environments = self._open_environments()
+        self._spawn_task(self._watch())
+
+    async def _start(self, handle: WorkerHandle, config: dict[str, Any]) -> dict[str, Any]:
+        log_path = os.path.join(self._log_dir, f"{handle.role}-{handle.index}.log")
+        return await handle.start(config | {"log_path": os.path.abspath(log_path)})
+
+    async def _start_environment(self, handle: WorkerHandle) -> None:
+        await self._start(handle, self._env.start_config(self.spec.environment_timeout))
+        handle.on_death = self.fail
+
+    def _open_environments(self) -> EnvironmentClient:
+        if not self._environment_handles:
+            self._thread = EnvironmentThread(
+                self._env.env_class, self._env.arguments, self.spec.environment_timeout
+            )
+            client = EnvironmentClient([self._thread.send])
+            self._thread.start(client.receive)
+            return client
+        client = EnvironmentClient([handle.send for handle in self._environment_handles])
+        for handle in self._environment_handles:
+            handle.on_message = client.receive
+        return client
+
+    async def _start_sampler(self, index: int) -> None:
+        handle, client = self._sampler_handles[index], self.samplers[index]
+        requests, replies, room, fields = self._blocks.sampler_queues()
+        await self._start(handle, self._blocks.sampler_config(index, self._slot_fields) | fields)
+        handle.on_message = client.receive
+        handle.on_death = lambda error: self._sampler_died(index, error)
+        client.connect(handle.send, requests, replies, room)
+
+    async def close(self) -> None:
+        """End the run: nothing is asked for any more; processes stay idle for the next one, memory is freed."""
+        self.fail(RunError("The run has ended."))
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._thread is not None:
+            self._thread.close()
+        for handle in self._pool.handles:
+            handle.detach()
+        self._blocks.close()
+
+    # --- failures ------------------------------------------------------------------------------------------------
+
+    def on_failure(self, callback: Any) -> None:
+        """callback(error) is called once, when the run fails."""
+        self._on_failure.append(callback)
+
+    def fail(self, error: BaseException) -> None:
+        """The run can't go on: everybody who waits gets `error`. Only the first counts."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        for sampler in self.samplers:
+            sampler.fail(error)
+        self.learner.fail(error)
+        if hasattr(self, "environments"):
+            self.environments.fail(error)
+        for callback in self._on_failure:
+            callback(error)
+
+    def _sampler_died(self, index: int, error: WorkerDied) -> None:
+        """A dead sampler is restarted; its trajectories keep their leases, so the same versions are still there."""
+        self.samplers[index].disconnect()
+        if self.failure is None:
+            self._spawn_task(self._restart_sampler(index, error))
+
+    async def _restart_sampler(self, index: int, error: WorkerDied) -> None:
+        handle = self._sampler_handles[index]
+        while self.failure is None:
+            now = time.monotonic()
+            self._restarts.append(now)
+            while now - self._restarts[0] > RESTART_WINDOW_SECONDS:
+                self._restarts.popleft()
+            if len(self._restarts) > MAX_RESTARTS:
+                self.fail(RunError(f"Samplers died {len(self._restarts)} times within ten minutes. The last: {error}"))
+                return
+            self._pool.spawn(handle, self._log_dir)
+            handle.attach()
+            self.num_restarts += 1
+            self.events.log("restart", worker=handle.name, pid=handle.pid, cause=str(error))
+            try:
+                await self._start_sampler(index)
+                return
+            except WorkerDied as again:
+                error = again
+            except RunError as late:  # not ready in time
+                self.fail(late)
+                return
+
+    async def _watch(self) -> None:
+        """Bounds on the waits that no process's death ends: a hung environment, a worker that stands still."""
+        timeout = self.spec.environment_timeout + GRACE_SECONDS
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            overdue = self.environments.overdue(timeout)
+            if overdue is not None:
+                self.fail(RunError(f"An environment hangs: {overdue}, longer than environment_timeout allows."))
+                return
+            for row, handle in enumerate([self._learner_handle, *self._sampler_handles]):
+                beat = self.ledger.worker(row).read()
+                silent = (time.monotonic_ns() - beat.heartbeat_ns) / 1e9
+                if handle.started and beat.pid == handle.pid and beat.heartbeat_ns and silent > SILENT_SECONDS:
+                    handle.kill()
+
+    def _spawn_task(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self.fail(task.exception())
+
+    # --- versions and reservations --------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """The committed policy version."""
+        return self.slots.committed
+
+    def publish(self, published: Published) -> None:
+        """An update is whole: from now on it is the committed version."""
+        before = self.version
+        self.slots.published(published.version, published.slot)
+        if self.slots.num_leases(before) == 0:
+            self._retire(before)
+
+    def release(self, version: int) -> None:
+        """A trajectory pinned to `version` has ended."""
+        if self.slots.release(version):
+            self._retire(version)
+
+    def _retire(self, version: int) -> None:
+        for sampler in self.samplers:
+            sampler.release_version(version)
+
+    def write_reservations(self, reservations: list[tuple[int, int]]) -> int:
+        """Put (group, admitted version) of all outstanding groups into the ledger; returns the epoch the gate must see."""
+        self._epoch += 1
+        self.ledger.write_reservations(self._epoch, reservations)
+        return self._epoch

@@ -1,0 +1,57 @@
+"""Where a run's environments come from: a class by import path for environment processes, or the class itself for a thread."""
+
+import sys
+from typing import Any
+
+import msgpack
+
+from pipeline.env import Env, check_env_class
+from pipeline.errors import ConfigError
+
+
+class EnvSource:
+    """An `Env` class or its path `module:Class`, with the keyword arguments to make instances with.
+
+    `path` is None for a class that another process can't import (a script's own `__main__`, a notebook, a function's
+    inside): its environments then run in a thread of the supervisor. Raises ConfigError or ConfigTypeError.
+    """
+
+    def __init__(self, env: type[Env] | str, arguments: dict[str, Any]) -> None:
+        try:
+            msgpack.packb(arguments)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(
+                f"env_arguments is {arguments!r:.200}; it travels to another process, so it holds plain values only "
+                f"(numbers, text, lists, dicts): {error}."
+            ) from error
+        self.arguments = arguments
+        if isinstance(env, str):
+            if env.count(":") != 1:
+                raise ConfigError(f"env is {env!r}; name it as module:Class, for example my_envs:Search.")
+            self.env_class: type[Env] | None = None
+            self.path: str | None = env
+        else:
+            check_env_class(env)
+            self.env_class = env
+            self.path = _import_path(env)
+
+    @property
+    def name(self) -> str:
+        return self.path or self.env_class.__qualname__
+
+    def start_config(self, timeout: float) -> dict[str, Any]:
+        """What an environment process is told."""
+        return {
+            "sys_path": [path for path in sys.path if path],
+            "environment": self.path,
+            "arguments": self.arguments,
+            "environment_timeout": timeout,
+        }
+
+
+def _import_path(env: type[Env]) -> str | None:
+    module = sys.modules.get(env.__module__)
+    importable = env.__module__ != "__main__" and module is not None and getattr(module, "__spec__", None) is not None
+    if not importable or "<locals>" in env.__qualname__:
+        return None
+    return f"{env.__module__}:{env.__qualname__}"

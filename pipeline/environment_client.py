@@ -1,0 +1,118 @@
+"""The supervisor's end of the environments: calls out, replies in, one future per call.
+
+A host is an environment process, or the thread that stands in for one when the class can't be imported there. A trajectory's
+environment stays with one host from reset to its end.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pipeline.errors import TrajectoryError
+from workers.messages import EnvironmentCall, EnvironmentReplies, EnvironmentReply, Environments, Message
+
+
+class EnvironmentHandle:
+    """One trajectory's environment: `call` until a reply holds a reward, or `drop`."""
+
+    def __init__(self, client: "EnvironmentClient", host: int, group: int, member: int) -> None:
+        self._client = client
+        self._host = host
+        self._group = group
+        self._member = member
+        self._open = True
+        client.num_open[host] += 1
+
+    async def call(self, call: str, argument: dict[str, Any]) -> EnvironmentReply:
+        """reset, turn or truncate (see `EnvironmentCall`). Raises TrajectoryError with the host's sentence if it failed."""
+        reply = await self._client.send(self._host, self._group, self._member, call, argument)
+        if reply.error is not None:
+            self._close()
+            raise TrajectoryError(reply.error)
+        if "reward" in reply.result:
+            self._close()
+        return reply
+
+    def drop(self) -> None:
+        """Close it without a reward; does nothing when it is closed already."""
+        if self._open:
+            self._close()
+            self._client.send(self._host, self._group, self._member, "drop", {}).add_done_callback(_ignore)
+
+    def _close(self) -> None:
+        if self._open:
+            self._open = False
+            self._client.num_open[self._host] -= 1
+
+
+def _ignore(future: asyncio.Future) -> None:
+    """A drop's reply says nothing, and at the end of a run it may never come."""
+    if not future.cancelled():
+        future.exception()
+
+
+class EnvironmentClient:
+    """Calls to all hosts; what is asked in one tick of the loop goes out to a host in one message."""
+
+    def __init__(self, senders: list[Callable[[Message], None]]) -> None:
+        self.num_open = [0] * len(senders)
+        self._senders = senders
+        self._numbers = 0
+        self._outgoing: list[list[EnvironmentCall]] = [[] for _ in senders]
+        self._pending: dict[int, tuple[asyncio.Future[EnvironmentReply], EnvironmentCall, float]] = {}
+        self._flush_due = False
+        self._failure: Exception | None = None
+
+    def open(self, group: int, member: int) -> EnvironmentHandle:
+        """An environment on the host that has the fewest."""
+        host = min(range(len(self._senders)), key=self.num_open.__getitem__)
+        return EnvironmentHandle(self, host, group, member)
+
+    def send(self, host: int, group: int, member: int, call: str, argument: dict[str, Any]) -> asyncio.Future:
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        if self._failure is not None:
+            future.set_exception(self._failure)
+            return future
+        self._numbers += 1
+        record = EnvironmentCall(self._numbers, group, member, call, argument)
+        self._pending[record.request] = (future, record, time.monotonic())
+        self._outgoing[host].append(record)
+        if not self._flush_due:
+            self._flush_due = True
+            loop.call_soon(self._flush)
+        return future
+
+    def receive(self, message: Message) -> None:
+        """A message of a host."""
+        if isinstance(message, EnvironmentReplies):
+            for reply in message.replies:
+                future, _, _ = self._pending.pop(reply.request)
+                if not future.done():
+                    future.set_result(reply)
+
+    def overdue(self, seconds: float) -> str | None:
+        """The oldest call that has been out for more than `seconds`, in words."""
+        for _, record, since in self._pending.values():
+            age = time.monotonic() - since
+            if age <= seconds:
+                return None  # calls are kept in the order they were made
+            return f"{record.call} of trajectory {record.group}.{record.member} has not come back for {age:.0f} s"
+        return None
+
+    def fail(self, error: Exception) -> None:
+        """The run is over: whoever waits gets `error`."""
+        self._failure = error
+        for future, _, _ in self._pending.values():
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # seen: a drop has no waiter
+        self._pending.clear()
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        for host, calls in enumerate(self._outgoing):
+            if calls and self._failure is None:
+                self._senders[host](Environments(calls=calls))
+            self._outgoing[host] = []

@@ -1,0 +1,68 @@
+"""Environments in a thread of the supervisor: for classes that no other process can import (a script's own `__main__`, a notebook).
+
+It answers the same calls as an environment process. A call that never returns can be named here, but not ended.
+"""
+
+import asyncio
+import functools
+import threading
+from collections.abc import Callable
+
+from pipeline.env import Env
+from pipeline.environment_host import EnvironmentHost
+from workers.messages import EnvironmentReplies, EnvironmentReply, Environments, Message
+
+CLOSE_SECONDS = 10.0
+
+
+class EnvironmentThread:
+    """One host on a loop of its own; replies are handed to `receive` in the run's loop, batched per tick."""
+
+    def __init__(self, env_class: type[Env], arguments: dict, timeout: float) -> None:
+        self._env_class = env_class
+        self._arguments = arguments
+        self._timeout = timeout
+        self._loop = asyncio.new_event_loop()
+        self._replies: list[EnvironmentReply] = []
+        self._host: EnvironmentHost | None = None
+        # A daemon: a user's call that never returns must not keep the program from ending.
+        self._thread = threading.Thread(target=self._serve, name="headway-environments", daemon=True)
+
+    def start(self, receive: Callable[[Message], None]) -> None:
+        self._receive = receive
+        self._run_loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def send(self, message: Environments) -> None:
+        """From the run's loop."""
+        self._loop.call_soon_threadsafe(self._take, message)
+
+    def close(self) -> None:
+        """Close all environments and end the thread, within CLOSE_SECONDS."""
+        if not self._thread.is_alive():
+            return
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSE_SECONDS)
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        make_env = functools.partial(self._env_class, **self._arguments)
+        self._host = EnvironmentHost(make_env, timeout=self._timeout, name=self._env_class.__qualname__)
+        self._loop.run_forever()
+        self._loop.run_until_complete(self._host.close())
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+
+    def _take(self, message: Environments) -> None:
+        for call in message.calls:
+            self._host.start(call, self._collect)
+
+    def _collect(self, reply: EnvironmentReply) -> None:
+        if not self._replies:
+            self._loop.call_soon(self._flush)
+        self._replies.append(reply)
+
+    def _flush(self) -> None:
+        replies, self._replies = self._replies, []
+        if not self._run_loop.is_closed():
+            self._run_loop.call_soon_threadsafe(self._receive, EnvironmentReplies(replies=replies))

@@ -1,0 +1,142 @@
+"""The shared memory of one run, and the start messages that tell each process where it lies.
+
+The supervisor makes every block, so every block lives exactly as long as the run: `RunBlocks.close` frees them all.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from shm.block import WRONG_LOOKING, Block
+from shm.ledger import Ledger, LedgerShape
+from shm.queue import QueueConsumer, QueueProducer
+from workers.model_config import ModelConfig, layout
+
+REQUEST_QUEUE_BYTES = 4 << 20  # contexts on their way to one sampler
+REPLY_QUEUE_BYTES = 8 << 20  # segments on their way back, at 8 bytes a token
+BATCH_QUEUE_BYTES = 8 << 20  # rows on their way to the learner, at 16 bytes a token; larger batches go in pieces
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+LEARNER_ROW = 0  # of the ledger's worker table; samplers follow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """What the processes of one run must know, as plain values."""
+
+    model: ModelConfig
+    seed: int
+    max_staleness: int  # optimizer updates
+    groups_per_step: int
+    num_slots: int
+    num_samplers: int
+    sampling: dict[str, Any]  # temperature, top_p, top_k, stop_ids
+    optimizer: dict[str, Any]
+    grad_clip_norm: float | None
+    loss: dict[str, Any]
+    kv_tokens: int
+    reply_tokens: int  # largest segment that may be asked for
+    max_batch_tokens: int
+    micro_batch_tokens: int
+    sampler_threads: int
+    learner_threads: int
+    learner_device: str = "cpu"
+    sampler_devices: list[str] = field(default_factory=lambda: ["cpu"])
+    dtype: str = "float32"
+    environment_timeout: float = 600.0  # seconds that one call into an environment may take
+    check_weights: bool = False  # checksum mode: samplers verify their slots before every step
+
+    @property
+    def ledger_shape(self) -> LedgerShape:
+        return LedgerShape(
+            num_slots=self.num_slots,
+            num_reservations=(1 + self.max_staleness) * self.groups_per_step,
+            num_workers=1 + self.num_samplers,
+        )
+
+
+class RunBlocks:
+    """Ledger, slots and queues of one run. `sampler_queues` may be called again for a restarted sampler: it gets new ones."""
+
+    def __init__(self, spec: RunSpec, run_id: int) -> None:
+        self._spec = spec
+        self._made: list[Block] = []
+        try:
+            ledger_block = self._make("ledger", spec.ledger_shape.num_bytes)
+            self._ledger_fields = _fields(ledger_block)
+            self.ledger = Ledger(ledger_block.view, spec.ledger_shape)
+            self.ledger.format(run_id)
+            batches = self._make("batches", BATCH_QUEUE_BYTES, WRONG_LOOKING)
+            self._batches_fields = _fields(batches)
+            self.batches = QueueProducer(batches.view)
+            on_cuda = spec.learner_device != "cpu"  # the learner then allocates the slots itself, and exports them
+            self._slots = {"num_slots": spec.num_slots} if on_cuda else self._make_slots()
+        except BaseException:
+            self.close()
+            raise
+
+    def _make_slots(self) -> dict[str, Any]:
+        slot_bytes = layout(self._spec.model).num_elements * DTYPE_BYTES[self._spec.dtype]
+        blocks = [self._make(f"slot-{i}", slot_bytes, WRONG_LOOKING) for i in range(self._spec.num_slots)]
+        return {"blocks": [_fields(block) for block in blocks]}
+
+    def learner_config(self) -> dict[str, Any]:
+        spec = self._spec
+        return self._common() | {
+            "worker": LEARNER_ROW,
+            "device": spec.learner_device,
+            "threads": spec.learner_threads,
+            "batches_queue": self._batches_fields,
+            "slots": self._slots,
+            "groups_per_step": spec.groups_per_step,
+            "max_staleness": spec.max_staleness,
+            "optimizer": spec.optimizer,
+            "grad_clip_norm": spec.grad_clip_norm,
+            "loss": spec.loss,
+            "temperature": spec.sampling["temperature"],
+            "micro_batch_tokens": spec.micro_batch_tokens,
+        }
+
+    def sampler_queues(self) -> tuple[QueueProducer, QueueConsumer, int, dict[str, Any]]:
+        """New queues for one incarnation: our ends, the room for replies in bytes, and the fields for its config."""
+        capacity = max(REPLY_QUEUE_BYTES, 4 * 8 * self._spec.reply_tokens)
+        requests = self._make("requests", REQUEST_QUEUE_BYTES, WRONG_LOOKING)
+        replies = self._make("replies", capacity, WRONG_LOOKING)
+        fields = {"requests_queue": _fields(requests), "replies_queue": _fields(replies)}
+        return QueueProducer(requests.view), QueueConsumer(replies.view), capacity, fields
+
+    def sampler_config(self, index: int, slots: dict[str, Any]) -> dict[str, Any]:
+        """slots: what the learner's Ready said of them."""
+        spec = self._spec
+        return self._common() | {
+            "worker": LEARNER_ROW + 1 + index,
+            "device": spec.sampler_devices[index],
+            "threads": spec.sampler_threads,
+            "slots": slots,
+            "kv_tokens": spec.kv_tokens,
+            "max_batch_tokens": spec.max_batch_tokens,
+            "sampling": spec.sampling,
+        }
+
+    def close(self) -> None:
+        for block in self._made:
+            block.close()
+        self._made.clear()
+
+    def _common(self) -> dict[str, Any]:
+        spec = self._spec
+        return {
+            "model": spec.model.to_fields(),
+            "seed": spec.seed,
+            "dtype": spec.dtype,
+            "check_weights": spec.check_weights,
+            "ledger": self._ledger_fields,
+            "ledger_shape": spec.ledger_shape.to_fields(),
+        }
+
+    def _make(self, name: str, num_bytes: int, fill: int | None = None) -> Block:
+        block = Block.create(name, num_bytes, fill)
+        self._made.append(block)
+        return block
+
+
+def _fields(block: Block) -> dict[str, Any]:
+    return {"path": block.path, "num_bytes": block.num_bytes}

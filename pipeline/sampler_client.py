@@ -1,0 +1,227 @@
+"""The supervisor's end of one sampler: requests out as rooms allow, segments in, nothing lost when it is restarted."""
+
+import asyncio
+import heapq
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shm.queue import QueueConsumer, QueueProducer, ReplyRoom
+from workers.messages import Consumed, Generate, GenerateRequest, Message, Release, Segments
+from workers.transfer import IN_PIECES, Outbox
+
+BYTES_PER_TOKEN = 4  # int32 id in a request
+BYTES_PER_REPLY_TOKEN = 8  # int32 id and float32 log-prob
+
+
+@dataclass(slots=True)
+class SegmentResult:
+    """A finished request."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    version: int
+    cached: int
+    stopped: bool
+    seconds: float
+    queue_seconds: float
+
+
+@dataclass(slots=True, order=True)
+class _Request:
+    """A request that is waiting or with the sampler; ordered by the admission that it serves, then by age."""
+
+    priority: int
+    number: int
+    group: int = field(compare=False)
+    member: int = field(compare=False)
+    version: int = field(compare=False)
+    slot: int = field(compare=False)
+    context: array = field(compare=False)
+    max_tokens: int = field(compare=False)
+    generated: int = field(compare=False)
+    future: asyncio.Future = field(compare=False)
+
+    def header(self, position: int) -> GenerateRequest:
+        return GenerateRequest(
+            self.number,
+            self.group,
+            self.member,
+            self.version,
+            self.slot,
+            position,
+            len(self.context),
+            self.max_tokens,
+            self.generated,
+        )
+
+
+class RequestLimit:
+    """`max_sample_requests`, shared by all samplers."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.outstanding = 0
+        self.wake: list[Callable[[], None]] = []
+
+    def take(self) -> bool:
+        if self.outstanding >= self.limit:
+            return False
+        self.outstanding += 1
+        return True
+
+    def give_back(self) -> None:
+        self.outstanding -= 1
+
+
+class SamplerClient:
+    """Requests to one sampler. All of it runs in the run's loop; `connect` gives it a (new) incarnation to speak to."""
+
+    def __init__(self, index: int, limit: RequestLimit) -> None:
+        self.index = index
+        self.num_trajectories = 0  # pinned to this sampler now
+        self._limit = limit
+        self._limit.wake.append(self.flush)
+        self._numbers = 0
+        self._waiting: list[_Request] = []  # a heap
+        self._sent: dict[int, _Request] = {}
+        self._released: list[list[int]] = []
+        self._versions: list[int] = []
+        self._send: Callable[[Message], None] | None = None
+        self._large: asyncio.Task | None = None
+        self._flush_due = False
+
+    def connect(self, send: Callable[[Message], None], requests: QueueProducer, replies: QueueConsumer, room: int) -> None:
+        """Speak to a new incarnation; whatever the one before had not answered is asked again, oldest first."""
+        self.disconnect()
+        self._send = send
+        self._outbox = Outbox(requests, send, f"sampler {self.index}")
+        self._replies = replies
+        self._reply_room = ReplyRoom(room)
+        self.flush()
+
+    def disconnect(self) -> None:
+        """The incarnation is gone: its requests wait again."""
+        self._send = None
+        if self._large is not None:
+            self._large.cancel()
+            self._large = None
+        for request in self._sent.values():
+            self._limit.give_back()
+            heapq.heappush(self._waiting, request)
+        self._sent.clear()
+        self._released.clear()
+        self._versions.clear()
+
+    def generate(
+        self,
+        *,
+        priority: int,
+        group: int,
+        member: int,
+        version: int,
+        slot: int,
+        context: list[int],
+        max_tokens: int,
+        generated: int,
+    ) -> asyncio.Future[SegmentResult]:
+        """Ask for one segment after `context`. Lower `priority` goes first when requests must wait."""
+        future = asyncio.get_running_loop().create_future()
+        self._numbers += 1
+        request = _Request(
+            priority, self._numbers, group, member, version, slot, array("i", context), max_tokens, generated, future
+        )
+        heapq.heappush(self._waiting, request)
+        self._flush_soon()
+        return future
+
+    def release(self, group: int, member: int) -> None:
+        """The trajectory has ended; its KV may go."""
+        if self._send is not None:
+            self._released.append([group, member])
+            self._flush_soon()
+
+    def release_version(self, version: int) -> None:
+        """Nobody leases `version` any more."""
+        if self._send is not None:
+            self._versions.append(version)
+            self._flush_soon()
+
+    def fail(self, error: Exception) -> None:
+        """The run is over: whoever waits gets `error`."""
+        requests = [*self._waiting, *self._sent.values()]
+        self.disconnect()
+        self._waiting.clear()
+        for request in requests:
+            if not request.future.done():
+                request.future.set_exception(error)
+
+    def receive(self, message: Message) -> None:
+        """A message of the sampler."""
+        if isinstance(message, Segments):
+            for segment in message.segments:
+                data = memoryview(self._replies.read(segment.position, BYTES_PER_REPLY_TOKEN * segment.num_tokens))
+                request = self._sent.pop(segment.request)
+                self._reply_room.release(BYTES_PER_REPLY_TOKEN * request.max_tokens)
+                self._limit.give_back()
+                if not request.future.done():  # cancelled with its run
+                    split = BYTES_PER_TOKEN * segment.num_tokens
+                    result = SegmentResult(
+                        data[:split].cast("i").tolist(),
+                        data[split:].cast("f").tolist(),
+                        segment.version,
+                        segment.cached,
+                        segment.stopped,
+                        segment.seconds,
+                        segment.queue_seconds,
+                    )
+                    request.future.set_result(result)
+        if isinstance(message, Segments | Consumed):
+            self._outbox.note_consumed(message.consumed)
+            for wake in self._limit.wake:
+                wake()
+
+    def _flush_soon(self) -> None:
+        """Everything asked for in this tick of the loop goes out in one message."""
+        if not self._flush_due:
+            self._flush_due = True
+            asyncio.get_running_loop().call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Send what fits now: the request's context into its queue, with room for the whole of its reply reserved."""
+        self._flush_due = False
+        if self._send is None:
+            return
+        if self._released or self._versions:
+            self._send(
+                Release(trajectories=self._released, versions=self._versions, consumed=self._replies.consumed)
+            )
+            self._released, self._versions = [], []
+        batch: list[GenerateRequest] = []
+        while self._waiting and self._large is None:
+            request = self._waiting[0]
+            num_bytes = BYTES_PER_TOKEN * len(request.context)
+            large = num_bytes > self._outbox.largest_piece
+            if not large and self._outbox.room() < num_bytes:
+                break
+            if not self._limit.take():
+                break
+            if not self._reply_room.reserve(BYTES_PER_REPLY_TOKEN * request.max_tokens):
+                self._limit.give_back()
+                break
+            heapq.heappop(self._waiting)
+            self._sent[request.number] = request
+            if large:
+                self._large = asyncio.get_running_loop().create_task(self._send_large(request))
+            else:
+                batch.append(request.header(self._outbox.write(request.context)))
+        if batch:
+            self._send(Generate(requests=batch, consumed=self._replies.consumed))
+
+    async def _send_large(self, request: _Request) -> None:
+        """A context larger than a piece: the others wait behind it, so that pieces never mix."""
+        position = await self._outbox.put(request.context)
+        assert position == IN_PIECES, "only contexts larger than a piece come here"
+        self._send(Generate(requests=[request.header(position)], consumed=self._replies.consumed))
+        self._large = None
+        self.flush()

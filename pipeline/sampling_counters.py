@@ -1,0 +1,69 @@
+"""What sampling has done since the previous step's metrics, work on future batches included (the `sampling/*` keys)."""
+
+import time
+from collections.abc import Callable
+
+from pipeline.sampler_client import SegmentResult
+
+
+class SamplingCounters:
+    """Sums over an interval; `take` returns them as metrics and starts the next one. Concurrency is averaged over time."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.active = 0  # trajectories running now, those in a tool included
+        self.inflight = 0  # requests asked for and not answered
+        self._start()
+
+    def _start(self) -> None:
+        self._since = self._changed = self._clock()
+        self._active_seconds = 0.0
+        self._requests = 0
+        self._generated = 0
+        self._prompt = 0
+        self._cached = 0
+        self._request_seconds = 0.0
+        self._queue_seconds = 0.0
+        self._tool_seconds = 0.0
+
+    def change_active(self, by: int) -> None:
+        now = self._clock()
+        self._active_seconds += self.active * (now - self._changed)
+        self._changed = now
+        self.active += by
+
+    def add_segment(self, segment: SegmentResult, context_tokens: int) -> None:
+        self._requests += 1
+        self._generated += len(segment.tokens)
+        self._prompt += context_tokens
+        self._cached += segment.cached
+        self._request_seconds += segment.seconds
+        self._queue_seconds += segment.queue_seconds
+
+    def add_tool(self, seconds: float) -> None:
+        self._tool_seconds += seconds
+
+    def take(self) -> dict[str, float]:
+        """The interval's metrics; see docs/metrics.md."""
+        self.change_active(0)
+        seconds = max(self._clock() - self._since, 1e-9)
+        metrics = {
+            "sampling/requests": self._requests,
+            "sampling/prompts": self._requests,  # one prompt a request
+            "sampling/generated_tokens": self._generated,
+            "sampling/prompt_tokens": self._prompt,
+            "sampling/cached_prompt_tokens": self._cached,
+            "sampling/request_seconds": self._request_seconds,
+            "sampling/queue_seconds": self._queue_seconds,
+            "sampling/kv_refreshes": 0,
+            "sampling/interval_seconds": seconds,
+            "sampling/generated_tokens_per_second": self._generated / seconds,
+            "sampling/concurrency_mean": self._active_seconds / seconds,
+            "sampling/inflight_trajectories": self.active,
+            "sampling/inflight_requests": self.inflight,
+            "env/tool_seconds": self._tool_seconds,
+        }
+        if self._prompt:
+            metrics["sampling/cached_prompt_fraction"] = self._cached / self._prompt
+        self._start()
+        return metrics

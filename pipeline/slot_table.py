@@ -1,0 +1,61 @@
+"""Which slot holds which policy version, who leases it, and where the next version goes. Pure but for one callback.
+
+The supervisor alone gives leases and picks the slot of the next update, so the two can't race: a slot named in an update
+is older than the committed version, and nobody is given a lease on an old version.
+"""
+
+from collections.abc import Callable
+
+from pipeline.errors import RunError
+
+EMPTY = -1
+
+
+class SlotTable:
+    """Leases per version; `write_lease(slot, count)` mirrors each count into the ledger, where the learner checks it."""
+
+    def __init__(self, num_slots: int, write_lease: Callable[[int, int], None]) -> None:
+        self._versions = [EMPTY] * num_slots
+        self._leases = [0] * num_slots
+        self._write_lease = write_lease
+        self.committed = -1
+
+    def published(self, version: int, slot: int) -> None:
+        """`version` is now READY in `slot`, and the committed one."""
+        if self._leases[slot]:
+            raise RunError(f"Version {version} was written into slot {slot}, which {self._leases[slot]} still lease.")
+        self._versions[slot] = version
+        self.committed = version
+
+    def slot_of(self, version: int) -> int:
+        """Raises RunError when no slot holds `version` any more."""
+        try:
+            return self._versions.index(version)
+        except ValueError:
+            raise RunError(f"No slot holds version {version}; the slots hold {self._versions}.") from None
+
+    def lease(self, version: int) -> int:
+        """One more hold on `version`; returns its slot."""
+        slot = self.slot_of(version)
+        self._leases[slot] += 1
+        self._write_lease(slot, self._leases[slot])
+        return slot
+
+    def release(self, version: int) -> bool:
+        """Give one hold back. True: nobody holds `version` now, and it is not the committed one (so nobody ever will)."""
+        slot = self.slot_of(version)
+        self._leases[slot] -= 1
+        self._write_lease(slot, self._leases[slot])
+        return self._leases[slot] == 0 and version != self.committed
+
+    def num_leases(self, version: int) -> int:
+        return self._leases[self.slot_of(version)]
+
+    def slot_for_next(self) -> int | None:
+        """The unleased slot of the oldest version but the committed one; None when all are leased."""
+        free = [
+            (version, slot)
+            for slot, version in enumerate(self._versions)
+            if self._leases[slot] == 0 and (version == EMPTY or version != self.committed)
+        ]
+        return min(free)[1] if free else None

@@ -1,0 +1,116 @@
+"""Supervisor: the model, and the processes that sample from it and train it."""
+
+import os
+import threading
+from dataclasses import replace
+from typing import Any
+
+from pipeline.active_run import ActiveRun
+from pipeline.env_source import EnvSource
+from pipeline.errors import ConfigError, RunError
+from pipeline.events import EventLog
+from pipeline.rendering import ChatFormat
+from pipeline.run_blocks import RunSpec
+from pipeline.tasks import TASKS
+from pipeline.worker_pool import WorkerPool
+from workers.devices import count_gpus, resolve_devices, sampler_device
+from workers.model_config import TINY, ModelConfig
+
+KV_BYTES = 1 << 30  # most that a sampler on the CPU spends on its KV pool
+
+
+class Supervisor:
+    """Owns the processes. Entering it starts none: the first run does, once it is known what they must hold.
+
+    model: "tiny", a small decoder from random weights. chat: how conversations become its ids (default: the words of
+    the task `guess`). samplers: sampler processes. device: auto, cpu or cuda. slots: copies of the weights (default
+    `max_staleness + 2`). check_weights: samplers verify a checksum before every step (tests). Use it in `with`; leaving
+    ends every process. Raises ConfigError for what can't be.
+    """
+
+    def __init__(
+        self,
+        model: str = "tiny",
+        *,
+        chat: ChatFormat | None = None,
+        samplers: int | None = None,
+        device: str = "auto",
+        slots: int | None = None,
+        model_config: ModelConfig | None = None,
+        check_weights: bool = False,
+    ) -> None:
+        if model != "tiny":
+            raise ConfigError(f"model is {model!r}; only 'tiny' works for now, model directories aren't built yet.")
+        self.device, self.num_samplers = resolve_devices(device, samplers)
+        self.chat = chat or TASKS["guess"].chat_format()
+        self.model_config = model_config or replace(TINY, vocab_size=self.chat.vocab_size)
+        self.slots = slots
+        self.check_weights = check_weights
+        self._pool = WorkerPool()
+        self._run: ActiveRun | None = None
+
+    def __enter__(self) -> "Supervisor":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every process and remove the socket directory. Idempotent."""
+        self._pool.close()
+
+    def devices(self) -> tuple[str, list[str]]:
+        """Of the learner, and of each sampler."""
+        if self.device == "cpu":
+            return "cpu", ["cpu"] * self.num_samplers
+        num_gpus = count_gpus()
+        return "cuda:0", [sampler_device(index, num_gpus) for index in range(self.num_samplers)]
+
+    def threads(self) -> tuple[int, int]:
+        """Of the learner, and of each sampler: on the CPU they divide the cores; beside a GPU a thread or two suffice."""
+        cores = len(os.sched_getaffinity(0))
+        share = max(1, cores // (1 + self.num_samplers))
+        return share, share
+
+    def num_slots(self, max_staleness: int) -> int:
+        """Slots of a run with this bound. Raises ConfigError when `slots` is too few to keep it."""
+        if self.slots is None:
+            return max_staleness + 2
+        if self.slots < max_staleness + 1:
+            raise ConfigError(
+                f"slots is {self.slots}, but max_staleness={max_staleness} can have {max_staleness + 1} versions in use at "
+                f"once; use at least {max_staleness + 1}."
+            )
+        return self.slots
+
+    def kv_tokens(self, concurrency: int, max_context_tokens: int) -> int:
+        """Tokens of a sampler's KV pool: all that can run at once, within KV_BYTES."""
+        config = self.model_config
+        token_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * 4
+        wanted = concurrency * max_context_tokens
+        return max(min(wanted, KV_BYTES // token_bytes), 1024)
+
+    async def open_run(
+        self, spec: RunSpec, env: EnvSource, events: EventLog, log_dir: str, max_requests: int
+    ) -> ActiveRun:
+        """Start a run's processes, or use them again. One run at a time, from the main thread."""
+        if self._run is not None:
+            raise RunError("This Supervisor is in a run already; wait for its end, or use a second Supervisor.")
+        if threading.current_thread() is not threading.main_thread():
+            raise RunError("A run starts processes, which die with the thread that started them: run in the main thread.")
+        env_processes = max(1, (os.cpu_count() or 1) // 4) if env.path is not None else 0
+        run = ActiveRun(spec, env, self._pool, events, log_dir, max_requests, env_processes)
+        self._run = run
+        try:
+            await run.open()
+        except BaseException:
+            await self.end_run(run)
+            raise
+        return run
+
+    async def end_run(self, run: ActiveRun) -> None:
+        """The processes stay, idle; the run's shared memory goes."""
+        self._run = None
+        await run.close()
+
+

@@ -1,0 +1,232 @@
+"""AsyncTrainer: what users run. It checks every option, opens the run, and hands out one `Step` per trained batch."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.active_run import ActiveRun
+from pipeline.advantages import Batchwise, GroupCentered
+from pipeline.config import CISPO, Adam, GroupCompletion, Truncation
+from pipeline.errors import ConfigError, ConfigTypeError
+from pipeline.evaluate import Evaluation, FinalEvaluation, evaluate
+from pipeline.events import EventLog
+from pipeline.rollouts import RolloutEngine, Rollouts
+from pipeline.run_config import plain
+from pipeline.run_directory import default_run_dir, make_run_dir
+from pipeline.run_spec import make_spec
+from pipeline.schedule import Scheduler, ScheduleRules
+from pipeline.trainer_config import TrainerConfig
+from pipeline.training_loop import Step, Stopped, TrainingLoop, ValidateBatch
+from pipeline.unsupported import refuse_unbuilt
+
+
+class AsyncTrainer:
+    """Trains the model of `engine` by reinforcement learning, sampling ahead by at most `max_staleness` policy versions.
+
+    max_staleness 0 is synchronous training by the same code. `validate_batch(trajectories, metrics)` is called before each
+    update; what it raises ends the run. run_dir: where the run's files go (default `runs/<time>-async` or `-sync`).
+    The other options are those of `TrainerConfig`. Raises ConfigError or ConfigTypeError, before any process starts.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: RolloutEngine,
+        optimizer: Adam,
+        loss: CISPO,
+        completion: GroupCompletion,
+        groups_per_step: int,
+        advantage: GroupCentered | Batchwise | None = None,
+        truncation: Truncation | None = None,
+        validate_batch: ValidateBatch | None = None,
+        final_evaluation: FinalEvaluation | None = None,
+        run_dir: str | None = None,
+        **options: Any,
+    ) -> None:
+        if not isinstance(engine, RolloutEngine):
+            raise ConfigTypeError(f"engine is {engine!r:.100}; give an rl.RolloutEngine.")
+        if validate_batch is not None and not callable(validate_batch):
+            raise ConfigTypeError(f"validate_batch is {validate_batch!r:.100}; give a function, or leave it out.")
+        self.engine = engine
+        self.config = TrainerConfig(
+            engine=engine.config,
+            optimizer=optimizer,
+            loss=loss,
+            completion=completion,
+            groups_per_step=groups_per_step,
+            advantage=advantage if advantage is not None else GroupCentered(),
+            truncation=truncation if truncation is not None else Truncation(),
+            **options,
+        )
+        self.run_dir = run_dir
+        self.stopped = False  # the last run was stopped before its steps were done
+        self.evaluation: Evaluation | None = None  # of the last run's final version, if asked for
+        self._validate_batch = validate_batch
+        self._final_evaluation = final_evaluation
+        self._loop: TrainingLoop | None = None
+        self._stop_asked = False
+
+    async def run(
+        self, rows: Sequence[dict[str, Any]], steps: int, *, description: dict[str, Any] | None = None
+    ) -> AsyncIterator[Step]:
+        """Train `steps` batches on `rows` (plain dicts), yielding each when its weights are published.
+
+        description: what config.json holds (default: this trainer's options). Raises ConfigError before any process
+        starts, and RunError, WorkerDied or TrajectoryError when the run can't go on.
+        """
+        spec, rules = self._check(rows, steps)
+        mode = "async" if self.config.max_staleness > 0 else "sync"
+        directory = make_run_dir(
+            self.run_dir or default_run_dir(mode, time.localtime()), description or {"config": plain(self.config)}
+        )
+        self.run_directory = directory
+        self.stopped, self._stop_asked, self.evaluation = False, False, None
+        began = time.monotonic()
+        events = EventLog(directory / "events.jsonl", lambda: time.monotonic() - began)
+        try:
+            with open(directory / "metrics.jsonl", "x", encoding="utf-8") as metrics_file:
+                async for step in self._steps(spec, rules, rows, directory, events, mode):
+                    line = {"step": step.n, "model_step": step.model_step, "time": round(time.monotonic() - began, 6)}
+                    metrics_file.write(json.dumps(line | step.metrics) + "\n")
+                    metrics_file.flush()
+                    yield step
+        finally:
+            events.close()
+
+    def request_stop(self) -> None:
+        """End the run after the update that has begun; from a signal handler or another task of the run's loop."""
+        self._stop_asked = True
+        if self._loop is not None:
+            self._loop.request_stop()
+
+    @property
+    def waits_for(self) -> str:
+        """Whom the trainer waits for now, in words; empty while it trains or when no run is under way."""
+        return self._loop.waits_for if self._loop is not None else ""
+
+    def _check(self, rows: Sequence[dict[str, Any]], steps: int) -> tuple[Any, ScheduleRules]:
+        config = self.config
+        refuse_unbuilt(config)
+        if not isinstance(rows, Sequence) or isinstance(rows, str):
+            raise ConfigTypeError(f"rows is {type(rows).__name__}; give a list of dicts.")
+        config.check_run(dataset_rows=len(rows), steps=steps)
+        for index, row in enumerate(rows):
+            if not isinstance(row, dict):
+                raise ConfigTypeError(f"Row {index} is {row!r:.80}; every row is a dict of plain values.")
+        schedule = config.engine.schedule
+        rules = ScheduleRules(
+            groups_per_step=config.groups_per_step,
+            group_size=config.group_size,
+            max_staleness=config.max_staleness,
+            steps=steps,
+            num_rows=len(rows),
+            stale_policy=config.stale_policy,
+            admit_ahead=schedule.admit_ahead,
+            oversample_factor=schedule.oversample_factor,
+            batch_order=config.batch_order,
+            repeat_dataset=config.repeat_dataset,
+        )
+        return make_spec(self.engine.model, config), rules
+
+    async def _steps(
+        self,
+        spec: Any,
+        rules: ScheduleRules,
+        rows: Sequence[dict[str, Any]],
+        directory: Path,
+        events: EventLog,
+        mode: str,
+    ) -> AsyncIterator[Step]:
+        """The run between its `run` and its `end` event."""
+        config, model = self.config, self.engine.model
+        scheduler = Scheduler(rules)
+        status = "failed"
+        run: ActiveRun | None = None
+        rollouts: Rollouts | None = None
+        self._log_run(events, rules, mode)
+        try:
+            run = await model.open_run(
+                spec, self.engine.env, events, str(directory / "logs"), config.engine.schedule.sample_requests
+            )
+            rollouts = Rollouts(self.engine, run, model.chat, rows, config.group_size)
+            self._loop = TrainingLoop(config, run, scheduler, rollouts, self._validate_batch)
+            if self._stop_asked:
+                self._loop.request_stop()
+            while not scheduler.finished and scheduler.batches < rules.steps:
+                step = await self._loop.step()
+                events.flush()
+                yield step
+            if self._final_evaluation is not None:
+                self.evaluation = await evaluate(self._final_evaluation, run, rollouts, directory)
+            status = "completed"
+        except Stopped:
+            status, self.stopped = "stopped", True
+        except GeneratorExit:  # the caller left its loop
+            status, self.stopped = "stopped", True
+            raise
+        except asyncio.CancelledError:
+            status, self.stopped = "stopped", True
+            raise
+        finally:
+            self._loop = None
+            if rollouts is not None:
+                await rollouts.stop()
+            if run is not None:
+                await model.end_run(run)
+            self._log_end(events, scheduler, rules, status)
+
+    def _log_run(self, events: EventLog, rules: ScheduleRules, mode: str) -> None:
+        config = self.config
+        events.log(
+            "run",
+            mode=mode,
+            max_staleness=rules.max_staleness,
+            stale_policy=rules.stale_policy,
+            on_stragglers=config.completion.on_stragglers,
+            groups_per_step=rules.groups_per_step,
+            group_size=rules.group_size,
+            admit_ahead=rules.admit_ahead,
+            oversample_factor=rules.oversample_factor,
+            concurrency=config.engine.schedule.concurrency,
+            steps=rules.steps,
+            version=0,
+        )
+
+    @staticmethod
+    def _log_end(events: EventLog, scheduler: Scheduler, rules: ScheduleRules, status: str) -> None:
+        consumed = scheduler.admitted - scheduler.reserved_groups
+        events.log(
+            "end",
+            status=status,
+            steps=scheduler.batches,
+            admitted=scheduler.admitted,
+            consumed=consumed,
+            filtered=0,
+            failed=0,
+            outstanding=scheduler.reserved_groups,
+        )
+
+
+def run(
+    trainer: AsyncTrainer, rows: Sequence[dict[str, Any]], steps: int, on_step: Callable[[Step], None] | None = None
+) -> list[Step]:
+    """`trainer.run` outside asyncio: trains, calls `on_step` with each step, and returns them all."""
+
+    async def collect() -> list[Step]:
+        done = []
+        async for step in trainer.run(rows, steps):
+            if on_step is not None:
+                on_step(step)
+            done.append(step)
+        return done
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(collect())
+    raise ConfigError("rl.run was called inside a running asyncio loop; there, use `async for step in trainer.run(...)`.")
+
+

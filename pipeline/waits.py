@@ -1,0 +1,84 @@
+"""Who the trainer waits for: the `wait` events, and the sums that become `staleness/wait_*`.
+
+A wait has a reason: `ready` (too few groups yet), or, when the staleness bound holds back a full batch, what the
+trajectory that everyone waits for is doing: sampling, tool, reward, queue.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pipeline.events import EventLog
+
+REPORT_SECONDS = 10.0  # a wait that lasts is reported this often
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """What is waited for."""
+
+    why: str
+    group: int | None
+    trajectory: str | None
+    detail: str
+
+
+class Waits:
+    """The waits of one batch after the other. `clock` gives seconds."""
+
+    def __init__(self, events: EventLog, clock: Callable[[], float]) -> None:
+        self._events = events
+        self._clock = clock
+        self._current: Culprit | None = None
+        self._step = 0
+        self._reported = 0.0
+        self.reset()
+
+    @property
+    def current(self) -> Culprit | None:
+        """What is waited for now; None outside a wait."""
+        return self._current
+
+    def reset(self) -> None:
+        """A new batch begins."""
+        self.bound_seconds = 0.0  # of pulls that began while a full batch was held back
+        self.bound_count = 0
+        self.by_cause: dict[str, float] = defaultdict(float)
+
+    def begin(self, step: int, culprit: Culprit) -> None:
+        """The trainer waits for `culprit` from now on; a wait for the same reason and group goes on."""
+        if self._current is not None and (self._current.why, self._current.group) == (culprit.why, culprit.group):
+            return
+        self.end()
+        self._current, self._step, self._reported = culprit, step, self._clock()
+
+    def report(self, culprit: Culprit) -> None:
+        """It still lasts; `culprit` says what is waited for now."""
+        self._write()
+        self._current = culprit
+
+    def end(self) -> None:
+        """It is over, or its reason has changed."""
+        if self._current is not None:
+            self._write()
+            self._current = None
+
+    def count_pull(self, cause: str, seconds: float) -> None:
+        """A pull that began while a full batch was held back by the bound has ended."""
+        self.bound_count += 1
+        self.bound_seconds += seconds
+        self.by_cause[cause] += seconds
+
+    def _write(self) -> None:
+        now = self._clock()
+        culprit = self._current
+        self._events.log(
+            "wait",
+            step=self._step,
+            seconds=round(now - self._reported, 6),
+            group=culprit.group,
+            trajectory=culprit.trajectory,
+            why=culprit.why,
+            detail=culprit.detail,
+        )
+        self._reported = now

@@ -1,0 +1,155 @@
+"""One worker's place: the process that holds it now, its link, and its replacement after a death."""
+
+import asyncio
+from collections.abc import Callable
+
+import zmq
+
+from pipeline.errors import RunError
+from workers.channel import SupervisorLink
+from workers.errors import WorkerDied
+from workers.messages import Failed, Hello, Message, Ready, Start, Stop
+from workers.process import WorkerProcess
+from workers.sockets import SocketDirectory
+
+READY_SECONDS = 300.0  # bound on start-up: imports, a large model's first weights
+
+
+class WorkerHandle:
+    """Starts, watches and ends one worker process; survives its incarnations.
+
+    `on_message` gets everything after Ready; `on_death(error)` is called once when the process ends unasked, after it was
+    reaped. Belongs to the main thread; within a run, to its asyncio loop.
+    """
+
+    def __init__(self, role: str, index: int, module: str, threads: int) -> None:
+        self.role = role
+        self.index = index
+        self.incarnation = -1
+        self._module = module
+        self._threads = threads
+        self._process: WorkerProcess | None = None
+        self._link: SupervisorLink | None = None
+        self._ready: asyncio.Future[dict] | None = None
+        self._hello = False
+        self._pending_start: Start | None = None
+        self._failed: Failed | None = None
+        self._watched_by: asyncio.AbstractEventLoop | None = None
+        self.on_message: Callable[[Message], None] = lambda message: None
+        self.on_death: Callable[[WorkerDied], None] = lambda error: None
+
+    @property
+    def name(self) -> str:
+        return f"{self.role} {self.index}"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process is not None else -1
+
+    @property
+    def started(self) -> bool:
+        return self._process is not None
+
+    def spawn(self, context: zmq.Context, sockets: SocketDirectory, log_path: str) -> None:
+        """Start a new incarnation; the one before must have been reaped (`discard`)."""
+        self.incarnation += 1
+        self._hello, self._failed, self._pending_start = False, None, None
+        endpoint = sockets.endpoint(f"{self.role}-{self.index}.{self.incarnation}")
+        self._link = SupervisorLink(context, endpoint, self.incarnation, self.name)
+        threads = str(self._threads)
+        variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        self._process = WorkerProcess(self._module, endpoint, self.incarnation, log_path, variables)
+
+    def attach(self) -> None:
+        """Deliver messages and watch for the process's end in the running loop."""
+        self._link.attach(self._receive)
+        self._watched_by = asyncio.get_running_loop()
+        self._watched_by.add_reader(self._process.sentinel, self._ended)
+
+    def detach(self) -> None:
+        """The run's loop ends; the process stays, idle."""
+        if self._watched_by is not None and not self._watched_by.is_closed():
+            self._watched_by.remove_reader(self._process.sentinel)
+        self._watched_by = None
+        if self._link is not None:
+            self._link.detach()
+        self.on_message = lambda message: None
+        self.on_death = lambda error: None
+
+    async def start(self, config: dict) -> dict:
+        """Send the run's config and wait for Ready; returns its detail. Raises WorkerDied, or RunError after a time."""
+        self._ready = asyncio.get_running_loop().create_future()
+        if self._hello:
+            self._link.send(Start(config=config))
+        else:
+            self._pending_start = Start(config=config)
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._ready), READY_SECONDS)
+        except TimeoutError:
+            raise RunError(
+                f"The {self.name} (pid {self.pid}) was not ready {READY_SECONDS:g} s after its start; see {self.log_path}."
+            ) from None
+        finally:
+            self._ready = None
+
+    @property
+    def log_path(self) -> str:
+        return self._process.log_path if self._process is not None else ""
+
+    def send(self, message: Message) -> None:
+        """Messages to a process that is down are dropped: whoever asked is told by `on_death`."""
+        if self._link is not None:
+            self._link.send(message)
+
+    def kill(self) -> None:
+        """SIGKILL; its end is then told like any other."""
+        if self._process is not None:
+            self._process.kill()
+
+    def ask_to_stop(self) -> None:
+        if self._link is not None:
+            self._link.send(Stop())
+
+    def wait(self, timeout_seconds: float) -> bool:
+        return self._process is None or self._process.wait(timeout_seconds)
+
+    def discard(self) -> None:
+        """Kill and reap the process, close its link. Idempotent."""
+        self.detach()
+        if self._link is not None:
+            self._link.close()
+        if self._process is not None:
+            self._process.close()
+        self._process = self._link = None
+
+    def _receive(self, message: Message) -> None:
+        if isinstance(message, Hello):
+            self._hello = True
+            if self._pending_start is not None:
+                self._link.send(self._pending_start)
+                self._pending_start = None
+        elif isinstance(message, Failed):
+            self._failed = message  # the reason; the death itself is told by the sentinel
+        elif isinstance(message, Ready):
+            if self._ready is not None and not self._ready.done():
+                self._ready.set_result(message.detail)
+        elif self._ready is None:  # while a new run's Ready is awaited, what comes belongs to the run before
+            self.on_message(message)
+
+    def _ended(self) -> None:
+        """The sentinel fired: read its last messages, reap it, tell."""
+        process, on_death = self._process, self.on_death
+        process.wait(5.0)
+        self._link.drain()
+        if self._failed is not None:
+            error = WorkerDied(f"The {self.name} stopped: {self._failed.why}")
+        else:
+            said = process.last_words()
+            words = f" Its last words: {said}" if said else ""
+            error = WorkerDied(f"The {self.name} (pid {process.pid}) {process.describe_end()}.{words}")
+        ready = self._ready
+        self.discard()
+        if ready is not None and not ready.done():
+            ready.set_exception(error)
+        else:
+            on_death(error)

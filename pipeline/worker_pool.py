@@ -1,0 +1,54 @@
+"""The processes of one Supervisor: started at the first run, used again by later ones, ended with it."""
+
+import os
+import time
+
+import zmq
+
+from pipeline.worker_handle import WorkerHandle
+from workers.sockets import SocketDirectory
+
+STOP_SECONDS = 5.0  # for all workers together to end in order, then they are killed
+
+
+class WorkerPool:
+    """Handles by role and index. Owns the socket directory and the ZeroMQ context."""
+
+    def __init__(self) -> None:
+        self._context: zmq.Context | None = None
+        self._sockets: SocketDirectory | None = None
+        self._handles: dict[tuple[str, int], WorkerHandle] = {}
+
+    def handle(self, role: str, index: int, module: str, threads: int) -> WorkerHandle:
+        key = (role, index)
+        if key not in self._handles:
+            self._handles[key] = WorkerHandle(role, index, module, threads)
+        return self._handles[key]
+
+    @property
+    def handles(self) -> list[WorkerHandle]:
+        return list(self._handles.values())
+
+    def spawn(self, handle: WorkerHandle, log_dir: str) -> None:
+        """Start a process for `handle`. Its log is `<role>-<index>.log`."""
+        if self._sockets is None:
+            self._sockets = SocketDirectory()
+            self._context = zmq.Context()
+        handle.spawn(self._context, self._sockets, os.path.join(log_dir, f"{handle.role}-{handle.index}.log"))
+
+    def close(self) -> None:
+        """Ask all to end, wait, kill what is left, remove the socket directory. Idempotent."""
+        for handle in self.handles:
+            handle.detach()
+            handle.ask_to_stop()
+        deadline = time.monotonic() + STOP_SECONDS
+        for handle in self.handles:
+            handle.wait(max(0.0, deadline - time.monotonic()))
+            handle.discard()
+        self._handles.clear()
+        if self._context is not None:
+            self._context.destroy(linger=0)
+            self._context = None
+        if self._sockets is not None:
+            self._sockets.close()
+            self._sockets = None

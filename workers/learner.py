@@ -1,0 +1,170 @@
+"""The learner process: gradients of the batches it is sent, optimizer steps that the gate allows, weights into slots.
+
+It owns the version and slot words of the ledger. An update is whole when its slot is READY and `policy_version` is written; only then it
+answers `Published`, and only after that answer does anyone admit, pin or count at the new version.
+"""
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from shm.errors import GateError
+from shm.gate import refusal
+from shm.ledger import Activity, State
+from shm.queue import QueueConsumer
+from workers.attach import Attachments
+from workers.channel import WorkerChannel
+from workers.messages import Consumed, ForwardBackward, GradientsDone, OptimStep, Payload, Published, Ready, Start, Stop
+from workers.packing import TrainingRows
+from workers.training import Trainee
+from workers.transfer import Inbox
+from workers.worker_main import run_worker
+
+HEARTBEAT_SECONDS = 0.25
+
+
+def main() -> None:
+    run_worker("learner", serve)
+
+
+def serve(channel: WorkerChannel, config: dict[str, Any]) -> dict[str, Any] | None:
+    """One run; returns the next one's config, or None when told to stop."""
+    torch.set_num_threads(config["threads"])
+    attached = Attachments(config)
+    try:
+        learner = Learner(channel, config, attached)
+        learner.publish(version=0, slot=0)
+        channel.send(Ready(detail={"slots": learner.exported_slots}))
+        return learner.loop()
+    finally:
+        attached.close()
+
+
+class Learner:
+    """The trainee between its channel, its batch queue, the gate and the weight slots."""
+
+    def __init__(self, channel: WorkerChannel, config: dict[str, Any], attached: Attachments) -> None:
+        self._channel = channel
+        self._ledger = attached.ledger
+        self._row = self._ledger.worker(config["worker"])
+        self._row.introduce(os.getpid(), channel.incarnation)
+        self._row.beat(Activity.STARTING)
+        batches = attached.block("batches_queue")
+        self._inbox = Inbox(QueueConsumer(batches.view), batches.num_bytes)
+        self._slots = attached.open_slots()  # before anything else takes device memory
+        self._with_checksum: bool = config["check_weights"]
+        self._groups_per_step: int = config["groups_per_step"]
+        self._max_staleness: int = config["max_staleness"]
+        self._batch_versions: list[int] = []  # of the segments in the gradients accumulated so far
+        self._trainee = Trainee(
+            attached.model,
+            seed=config["seed"],
+            optimizer=config["optimizer"],
+            loss=config["loss"],
+            temperature=config["temperature"],
+            micro_batch_tokens=config["micro_batch_tokens"],
+            grad_clip_norm=config["grad_clip_norm"],
+            device=config["device"],
+        )
+
+    @property
+    def exported_slots(self) -> dict[str, Any]:
+        """How samplers open the slots: as given on the CPU, as IPC handles on CUDA."""
+        return self._slots.description()
+
+    def loop(self) -> dict[str, Any] | None:
+        num_updates = 0
+        while True:
+            self._row.beat(Activity.IDLE, num_updates)
+            message = self._channel.receive(HEARTBEAT_SECONDS)
+            if message is None:
+                continue
+            self._row.beat(Activity.BUSY, num_updates)
+            if isinstance(message, Stop):
+                return None
+            if isinstance(message, Start):
+                return message.config
+            if isinstance(message, Payload):
+                self._inbox.add_piece(message)
+                self._channel.send(Consumed(consumed=self._inbox.consumed))
+            elif isinstance(message, ForwardBackward):
+                self._forward_backward(message)
+            elif isinstance(message, OptimStep):
+                self._optim_step(message)
+                num_updates += 1
+
+    def publish(self, version: int, slot: int) -> int:
+        """Copy the weights into `slot`, mark it READY, then write `policy_version`. Returns the bytes copied."""
+        self._ledger.write_slot(slot, version, State.WRITING)
+        num_bytes = self._slots.publish(slot, self._trainee.flat)  # on CUDA it returns when the copy is done
+        checksum = self._slots.checksum(slot) if self._with_checksum else 0
+        self._ledger.write_slot(slot, version, State.READY, checksum)
+        self._ledger.write_policy_version(version)
+        return num_bytes
+
+    def _forward_backward(self, message: ForwardBackward) -> None:
+        rows = read_rows(message, self._inbox)
+        if message.zero_gradients:
+            self._batch_versions = []
+        self._batch_versions += np.unique(rows.versions[rows.versions >= 0]).tolist()
+        version = self._ledger.policy_version()
+        metrics = self._trainee.forward_backward(rows, version=version, zero_gradients=message.zero_gradients)
+        self._channel.send(GradientsDone(batch=message.batch, metrics=metrics, consumed=self._inbox.consumed))
+
+    def _optim_step(self, message: OptimStep) -> None:
+        self._pass_gate(message)
+        self._row.beat(Activity.PUBLISHING)
+        metrics = self._trainee.optimizer_step(lr=message.lr, gradient_scale=message.gradient_scale)
+        started = time.monotonic()
+        num_bytes = self.publish(message.to_version, message.slot)
+        metrics["train/publish_seconds"] = time.monotonic() - started
+        metrics["publish_bytes"] = float(num_bytes)
+        self._channel.send(
+            Published(version=message.to_version, slot=message.slot, metrics=metrics, consumed=self._inbox.consumed)
+        )
+
+    def _pass_gate(self, message: OptimStep) -> None:
+        """Refuse the step unless every segment is young enough and everyone left behind can still train in time.
+
+        The ledger is read here, by the process that holds the weights: the bound holds even if the supervisor errs.
+        """
+        version = self._ledger.policy_version()
+        if (message.from_version, message.to_version) != (version, version + 1):
+            raise GateError(
+                f"A step from version {message.from_version} to {message.to_version} was asked for at version {version}."
+            )
+        if self._ledger.read_lease(message.slot) != 0:
+            raise GateError(f"Slot {message.slot} is still leased; version {message.to_version} can't be written there.")
+        _, reservations = self._ledger.reservations(message.epoch)
+        consumed = set(message.groups)
+        why = refusal(
+            versions=self._batch_versions,
+            left_behind=[(group, admitted) for group, admitted in reservations if group not in consumed],
+            from_version=version,
+            groups_per_update=self._groups_per_step,
+            max_staleness=self._max_staleness,
+        )
+        if why is not None:
+            raise GateError(why)
+
+
+def read_rows(message: ForwardBackward, inbox: Inbox) -> TrainingRows:
+    """The arrays of a ForwardBackward's payload (see its docstring for their order)."""
+    data = inbox.take(message.position, message.length)
+    rows, tokens = message.num_rows, message.num_tokens
+    words = np.frombuffer(data, dtype=np.int32)  # five arrays of 4-byte words end to end
+    ids, weights, logprobs, versions = np.split(words[rows:], [tokens, 2 * tokens, 3 * tokens])
+    return TrainingRows(
+        lengths=words[:rows],
+        tokens=ids,
+        weights=weights.view(np.float32),
+        behaviour_logprobs=logprobs.view(np.float32),
+        versions=versions,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""The sampler process: requests in, segments out, several policy versions at once.
+
+The story of `main`: open what the start message names, say ready, then loop: read what has arrived, let the engine take one
+step, send back what it finished. A request names its version and the slot that holds it; the supervisor holds a lease on that slot
+until it says `Release`, so the weights are used in place, without a copy.
+"""
+
+import os
+from typing import Any
+
+import numpy as np
+import torch
+
+from shm.errors import WeightsError
+from shm.ledger import Activity, Ledger, State
+from shm.queue import QueueConsumer, QueueProducer
+from shm.weights import WeightSlots
+from workers.attach import DTYPES, Attachments
+from workers.channel import WorkerChannel
+from workers.engine import Engine, EngineRequest
+from workers.messages import Generate, GenerateRequest, Message, Payload, Ready, Release, Segment, Segments, Start, Stop
+from workers.model import bind_weights
+from workers.transfer import Inbox
+from workers.worker_main import run_worker
+
+HEARTBEAT_SECONDS = 0.25  # how long an idle sampler listens before it beats again
+
+
+def main() -> None:
+    run_worker("sampler", serve)
+
+
+def serve(channel: WorkerChannel, config: dict[str, Any]) -> dict[str, Any] | None:
+    """One run; returns the next one's config, or None when told to stop."""
+    torch.set_num_threads(config["threads"])
+    attached = Attachments(config)
+    try:
+        sampler = Sampler(channel, config, attached)
+        channel.send(Ready(detail={"memory_bytes": sampler.engine.kv_bytes}))
+        return sampler.loop()
+    finally:
+        attached.close()
+
+
+class Sampler:
+    """The engine between its channel, its queues and the weight slots."""
+
+    def __init__(self, channel: WorkerChannel, config: dict[str, Any], attached: Attachments) -> None:
+        self._channel = channel
+        self._attached = attached
+        self._ledger: Ledger = attached.ledger
+        self._row = self._ledger.worker(config["worker"])
+        self._row.introduce(os.getpid(), channel.incarnation)
+        self._row.beat(Activity.STARTING)
+        requests = attached.block("requests_queue")
+        self._inbox = Inbox(QueueConsumer(requests.view), requests.num_bytes)
+        self._replies = QueueProducer(attached.block("replies_queue").view)
+        self._slots: WeightSlots = attached.open_slots()
+        self._check_weights: bool = config["check_weights"]
+        self._slot_of_version: dict[int, int] = {}
+        sampling = config["sampling"]
+        self.engine = Engine(
+            attached.model,
+            seed=config["seed"],
+            kv_tokens=config["kv_tokens"],
+            max_batch_tokens=config["max_batch_tokens"],
+            temperature=sampling["temperature"],
+            top_p=sampling["top_p"],
+            top_k=sampling["top_k"],
+            stop_ids=tuple(sampling["stop_ids"]),
+            device=config["device"],
+            dtype=DTYPES[config["dtype"]],
+        )
+
+    def loop(self) -> dict[str, Any] | None:
+        num_segments = 0
+        while True:
+            self._row.beat(Activity.BUSY if self.engine.has_work else Activity.IDLE, num_segments)
+            message = self._channel.receive(0.0 if self.engine.has_work else HEARTBEAT_SECONDS)
+            while message is not None:
+                if isinstance(message, Stop):
+                    return None
+                if isinstance(message, Start):
+                    return message.config
+                self._take(message)
+                message = self._channel.receive(0.0)
+            if self.engine.has_work:
+                if self._check_weights:
+                    self._verify_weights()
+                finished = self.engine.step()
+                if finished:
+                    num_segments += len(finished)
+                    self._send(finished)
+            report = self._inbox.report()
+            if report is not None:
+                self._channel.send(report)
+
+    def _take(self, message: Message) -> None:
+        consumed = getattr(message, "consumed", 0)
+        if consumed:
+            self._replies.release(consumed)
+        if isinstance(message, Generate):
+            for request in message.requests:
+                self._add(request)
+        elif isinstance(message, Payload):
+            self._inbox.add_piece(message)
+        elif isinstance(message, Release):
+            for group, member in message.trajectories:
+                self.engine.release(group, member)
+            for version in message.versions:
+                if self._slot_of_version.pop(version, None) is not None:
+                    self.engine.drop_version(version)
+
+    def _add(self, request: GenerateRequest) -> None:
+        if request.version not in self._slot_of_version:
+            self._bind(request.version, request.slot)
+        tokens = np.frombuffer(self._inbox.take(request.position, 4 * request.num_tokens), dtype=np.int32)
+        self.engine.add(
+            EngineRequest(
+                request=request.request,
+                group=request.group,
+                member=request.member,
+                version=request.version,
+                tokens=tokens,
+                max_tokens=request.max_tokens,
+                generated=request.generated,
+            )
+        )
+
+    def _bind(self, version: int, slot: int) -> None:
+        """Use the slot's weights in place. The request came after `Published`, so the ledger must agree by now."""
+        found = self._ledger.slot(slot)
+        if found.version != version or found.state != State.READY:
+            raise WeightsError(
+                f"A request names version {version} in slot {slot}, but the slot holds version {found.version} "
+                f"({found.state.name}); its lease was not kept."
+            )
+        self.engine.set_weights(version, bind_weights(self._slots.flat(slot), self._attached.model))
+        self._slot_of_version[version] = slot
+
+    def _verify_weights(self) -> None:
+        """The checksum mode of the tests: every slot in use still holds exactly what was published."""
+        for version, slot in self._slot_of_version.items():
+            found = self._ledger.slot(slot)
+            if found.version != version or found.checksum != self._slots.checksum(slot):
+                raise WeightsError(f"Slot {slot} no longer holds version {version} as published: torn weights.")
+
+    def _send(self, finished: list) -> None:
+        """Room for each reply was reserved with its request, so the write never waits."""
+        segments = []
+        for segment in finished:
+            position = self._replies.write(segment.tokens, segment.logprobs)
+            segments.append(
+                Segment(
+                    request=segment.request,
+                    version=segment.version,
+                    position=position,
+                    num_tokens=len(segment.tokens),
+                    cached=segment.cached,
+                    stopped=segment.stopped,
+                    seconds=segment.seconds,
+                    queue_seconds=segment.queue_seconds,
+                )
+            )
+        self._channel.send(Segments(segments=segments, consumed=self._inbox.consumed))
+
+
+if __name__ == "__main__":
+    main()
