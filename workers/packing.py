@@ -23,47 +23,13 @@ class RowsError(HeadwayError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRows:
-    """The payload of a `ForwardBackward` message; `to_bytes` and `from_bytes` are its two ends."""
+    """The payload of a `ForwardBackward` message, as arrays."""
 
     lengths: np.ndarray  # [R] int32
     tokens: np.ndarray  # [S] int32
     weights: np.ndarray  # [S] float32, advantage and normalisation in one; the loss is a plain sum
     behaviour_logprobs: np.ndarray  # [S] float32
     versions: np.ndarray  # [S] int32
-
-    def to_bytes(self) -> bytes:
-        """The arrays end to end, in the order of the fields, in the machine's byte order."""
-        return b"".join(
-            np.ascontiguousarray(array, dtype).tobytes()
-            for array, dtype in (
-                (self.lengths, np.int32),
-                (self.tokens, np.int32),
-                (self.weights, np.float32),
-                (self.behaviour_logprobs, np.float32),
-                (self.versions, np.int32),
-            )
-        )
-
-    @classmethod
-    def from_bytes(cls, payload: bytes | bytearray | memoryview, num_rows: int, num_tokens: int) -> "TrainingRows":
-        """Views of `payload`, which must not change while they are used; RowsError when its size is not the rows'."""
-        expected = 4 * (num_rows + 4 * num_tokens)
-        if len(payload) != expected:
-            raise RowsError(
-                f"A payload of {len(payload)} bytes came for {num_rows} rows with {num_tokens} tokens; these take "
-                f"{expected} bytes. Send the arrays of TrainingRows.to_bytes unchanged."
-            )
-
-        def part(start: int, count: int, dtype: type) -> np.ndarray:
-            return np.frombuffer(payload, dtype, count, 4 * start)
-
-        return cls(
-            lengths=part(0, num_rows, np.int32),
-            tokens=part(num_rows, num_tokens, np.int32),
-            weights=part(num_rows + num_tokens, num_tokens, np.float32),
-            behaviour_logprobs=part(num_rows + 2 * num_tokens, num_tokens, np.float32),
-            versions=part(num_rows + 3 * num_tokens, num_tokens, np.int32),
-        )
 
     @property
     def starts(self) -> np.ndarray:

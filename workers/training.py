@@ -4,7 +4,6 @@ Master weights and gradients are two flat float32 buffers; the model's parameter
 views of the other, so that clipping and AdamW are a few operators however many tensors the model has.
 """
 
-import time
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from workers.model import RopeTable, bind_weights, decode, init_flat, logits
 from workers.model_config import ModelConfig, layout
 from workers.packed_attention import PackedAttention
 from workers.packing import MicroBatch, TrainingRows, micro_batches
+from workers.stopwatch import Stopwatch
 
 
 class TrainingError(HeadwayError, ValueError):
@@ -27,10 +27,10 @@ class TrainingError(HeadwayError, ValueError):
 class Trainee:
     """A model in training. Deterministic on the CPU: same seed, same calls, same bits (for one thread count).
 
-    optimizer: {"beta1", "beta2", "eps", "weight_decay"}, all optional; matrices alone decay, decoupled (AdamW).
-    loss: a record for `losses.build_loss`. temperature: the sampling temperature behind the behaviour log-probs.
-    micro_batch_tokens: padded tokens that go through the model at once. grad_clip_norm: largest norm of the whole
-    gradient. num_threads: for torch in this process; None leaves it.
+    optimizer: {"beta1", "beta2", "eps", "weight_decay", "grad_clip_norm"}, all optional. Matrices alone decay,
+    decoupled (AdamW); grad_clip_norm is the largest norm of the whole gradient, None for no clipping. loss: a record
+    for `losses.build_loss`. temperature: the sampling temperature behind the behaviour log-probs. micro_batch_tokens:
+    padded tokens that go through the model at once.
     """
 
     def __init__(
@@ -42,8 +42,6 @@ class Trainee:
         loss: dict[str, Any],
         temperature: float = 1.0,
         micro_batch_tokens: int = 8192,
-        grad_clip_norm: float | None = None,
-        num_threads: int | None = None,
         device: torch.device | str = "cpu",
     ):
         if not (np.isfinite(temperature) and temperature > 0):
@@ -52,10 +50,6 @@ class Trainee:
             )
         if micro_batch_tokens < 1:
             raise TrainingError(f"micro_batch_tokens is {micro_batch_tokens}; a micro-batch holds at least 1 token.")
-        if grad_clip_norm is not None and not grad_clip_norm > 0:
-            raise TrainingError(f"grad_clip_norm is {grad_clip_norm}; use a number above 0, or None for no clipping.")
-        if num_threads is not None:
-            torch.set_num_threads(num_threads)
         self.config = config
         self.device = torch.device(device)
         self.flat = init_flat(config, seed).to(self.device)  # float32 [num_elements]: what publishing copies
@@ -70,15 +64,19 @@ class Trainee:
         self._loss = build_loss(loss)
         self._temperature = temperature
         self._micro_batch_tokens = micro_batch_tokens
-        self._grad_clip_norm = grad_clip_norm
         self._optimizer = self._make_optimizer(optimizer)
         self._has_gradients = False
 
     def _make_optimizer(self, options: dict[str, Any]) -> torch.optim.AdamW:
-        known = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.0}
+        known = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.0, "grad_clip_norm": None}
         if unknown := sorted(set(options) - set(known)):
             raise TrainingError(f"The optimizer has the unknown options {unknown}; it takes {sorted(known)}.")
         values = known | options
+        self._grad_clip_norm: float | None = values["grad_clip_norm"]
+        if self._grad_clip_norm is not None and not self._grad_clip_norm > 0:
+            raise TrainingError(
+                f"grad_clip_norm is {self._grad_clip_norm}; use a number above 0, or None for no clipping."
+            )
         boundary = layout(self.config).num_matrix_elements
         groups = []
         for part, decay in ((slice(0, boundary), values["weight_decay"]), (slice(boundary, None), 0.0)):
@@ -101,7 +99,7 @@ class Trainee:
         rows.check(self.config.vocab_size, self.config.max_positions)
         if zero_gradients or not self._has_gradients:
             self.flat_grad.zero_()
-        forward, backward = _Stopwatch(self.device), _Stopwatch(self.device)
+        forward, backward = Stopwatch(self.device), Stopwatch(self.device)
         num_tokens, sources, results = 0, [], []
         for micro_batch in micro_batches(rows, self._micro_batch_tokens):
             num_tokens += len(micro_batch.tokens)
@@ -156,7 +154,7 @@ class Trainee:
         if not (np.isfinite(lr) and lr >= 0):
             raise TrainingError(f"The learning rate is {lr}; it must be finite and at least 0.")
         self._has_gradients = False
-        stopwatch = _Stopwatch(self.device)
+        stopwatch = Stopwatch(self.device)
         with stopwatch:
             norm = float(torch.linalg.vector_norm(self.flat_grad)) * gradient_scale
             self._check_norm(norm, gradient_scale, batch)
@@ -219,33 +217,3 @@ def _importance_metrics(
         metrics["mismatch/kl"] = float((ratios - 1.0 - differences)[current].mean())
         metrics["mismatch/max_abs_logprob"] = float(np.abs(differences[current]).max())
     return metrics
-
-
-class _Stopwatch:
-    """Sums the time of the blocks it is around; on CUDA by events, so that measuring never makes the host wait."""
-
-    def __init__(self, device: torch.device):
-        self._is_cuda = device.type == "cuda"
-        self._seconds = 0.0
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-
-    def __enter__(self) -> None:
-        if self._is_cuda:
-            self._events.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
-            self._events[-1][0].record()
-        else:
-            self._started = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        if self._is_cuda:
-            self._events[-1][1].record()
-        else:
-            self._seconds += time.perf_counter() - self._started
-
-    def seconds(self) -> float:
-        """The sum; on CUDA this waits for the last block to end."""
-        for start, end in self._events:
-            end.synchronize()
-            self._seconds += start.elapsed_time(end) / 1e3
-        self._events.clear()
-        return self._seconds

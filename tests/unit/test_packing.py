@@ -77,17 +77,6 @@ def test_rows_are_read_no_further_than_their_last_prediction():
     assert list(micro_batches(make_rows([8, 5], generated_share=0.0), max_tokens=1000)) == []
 
 
-def test_rows_survive_the_queue():
-    rows = make_rows(LENGTHS)
-    found = TrainingRows.from_bytes(rows.to_bytes(), num_rows=len(LENGTHS), num_tokens=sum(LENGTHS))
-    for name in ("lengths", "tokens", "weights", "behaviour_logprobs", "versions"):
-        expected = getattr(rows, name)
-        assert getattr(found, name).dtype == expected.dtype
-        assert np.array_equal(getattr(found, name), expected)
-    with pytest.raises(RowsError, match="these take"):
-        TrainingRows.from_bytes(rows.to_bytes() + b"\0\0\0\0", num_rows=len(LENGTHS), num_tokens=sum(LENGTHS))
-
-
 def test_good_rows_pass():
     make_rows(LENGTHS).check(vocab_size=50, max_positions=30)
     make_rows([]).check(vocab_size=50, max_positions=30)

@@ -23,9 +23,9 @@ LENGTHS = [7, 12, 3, 9, 9, 5]
 def make_trainee(config=LLAMA, seed=0, **options):
     config = replace(config, vocab_size=50)
     values = {"optimizer": {}, "loss": CISPO, "micro_batch_tokens": 1000} | options
-    trainee = Trainee(config, seed=seed, num_threads=1, **values)
+    trainee = Trainee(config, seed=seed, **values)
     noise = torch.Generator().manual_seed(11)  # away from the symmetric start: biases, norms and attention all matter
-    trainee.flat += 0.2 * torch.randn(trainee.flat.shape, generator=noise)
+    trainee.flat += 0.2 * torch.randn(trainee.flat.shape, generator=noise).to(trainee.flat.device)
     return trainee
 
 
@@ -155,8 +155,8 @@ def test_parameters_and_gradients_are_views_of_the_flat_buffers(tie_embeddings):
 
 @pytest.mark.parametrize("grad_clip_norm", [None, 0.05])
 def test_optimizer_steps_follow_adamw(grad_clip_norm):
-    options = {"beta1": 0.8, "beta2": 0.9, "eps": 1e-6, "weight_decay": 0.3}
-    trainee = make_trainee(optimizer=options, grad_clip_norm=grad_clip_norm)
+    options = {"beta1": 0.8, "beta2": 0.9, "eps": 1e-6, "weight_decay": 0.3, "grad_clip_norm": grad_clip_norm}
+    trainee = make_trainee(optimizer=options)
     boundary = layout(trainee.config).num_matrix_elements
     values = trainee.flat.double().numpy().copy()
     first, second = np.zeros_like(values), np.zeros_like(values)
@@ -179,7 +179,7 @@ def test_optimizer_steps_follow_adamw(grad_clip_norm):
 
 
 def test_a_gradient_below_the_clip_norm_is_not_scaled():
-    clipped, free = make_trainee(grad_clip_norm=1e6), make_trainee()
+    clipped, free = make_trainee(optimizer={"grad_clip_norm": 1e6}), make_trainee()
     for trainee in (clipped, free):
         trainee.forward_backward(make_rows(LENGTHS), 0, True)
         trainee.optimizer_step(lr=1e-2)
@@ -288,7 +288,7 @@ def test_rows_that_do_not_fit_the_model_are_refused():
     [
         ({"temperature": 0.0}, "temperature is 0.0"),
         ({"micro_batch_tokens": 0}, "micro_batch_tokens is 0"),
-        ({"grad_clip_norm": 0.0}, "grad_clip_norm is 0.0"),
+        ({"optimizer": {"grad_clip_norm": 0.0}}, "grad_clip_norm is 0.0"),
         ({"optimizer": {"momentum": 0.9}}, "momentum"),
     ],
 )
@@ -304,3 +304,20 @@ def test_a_learning_rate_that_is_not_finite_is_refused_before_anything_changes()
     with pytest.raises(TrainingError, match="learning rate is nan"):
         trainee.optimizer_step(lr=math.nan)
     assert_untouched(trainee, flat, state)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_cuda_gives_the_gradient_step_and_metrics_of_the_cpu():
+    host, device = make_trainee(micro_batch_tokens=25), make_trainee(micro_batch_tokens=25, device="cuda")
+    rows = rows_with_realistic_logprobs(host, idle_rows=(0,))
+    expected, found = host.forward_backward(rows, 1, True), device.forward_backward(rows, 1, True)
+    largest = host.flat_grad.abs().max().item()
+    torch.testing.assert_close(device.flat_grad.cpu(), host.flat_grad, rtol=1e-3, atol=1e-5 * largest)
+    for name in expected.keys() - {"train/forward_seconds", "train/backward_seconds"}:
+        assert found[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-5), name
+    assert found["train/forward_seconds"] > 0 and found["train/backward_seconds"] > 0
+    device.flat_grad.copy_(host.flat_grad)  # AdamW's first step is a sign: compare it from the same gradient
+    host.optimizer_step(lr=1e-2)
+    device.optimizer_step(lr=1e-2)
+    torch.testing.assert_close(device.flat.cpu(), host.flat, rtol=1e-5, atol=1e-6)
