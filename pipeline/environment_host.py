@@ -7,6 +7,7 @@ it is cancelled and answered with an error. What blocks the loop itself can only
 """
 
 import asyncio
+import functools
 import inspect
 import logging
 import math
@@ -33,9 +34,10 @@ class _Refused(Exception):
 class _Episode:
     """One environment with its view; `running` is the call that user code is in."""
 
-    __slots__ = ("env", "row", "running", "view")
+    __slots__ = ("env", "key", "row", "running", "view")
 
-    def __init__(self, row: dict[str, Any]) -> None:
+    def __init__(self, key: tuple[int, int], row: dict[str, Any]) -> None:
+        self.key = key  # group, member
         self.env: Env | None = None
         self.row = row
         self.view: TrajectoryView | None = None
@@ -45,11 +47,12 @@ class _Episode:
 class _Running:
     """One call from its arrival to its reply."""
 
-    __slots__ = ("answer", "call", "expired", "interrupted_by", "method", "started", "task", "timer")
+    __slots__ = ("answer", "call", "episode", "expired", "interrupted_by", "method", "started", "task", "timer")
 
     def __init__(self, call: EnvironmentCall, answer: Callable[[EnvironmentReply], None]) -> None:
         self.call = call
         self.answer: Callable[[EnvironmentReply], None] | None = answer  # None once the reply is out
+        self.episode: _Episode | None = None  # once the call has found or made it
         self.expired = False
         self.interrupted_by: str | None = None
         self.method = call.call
@@ -100,7 +103,7 @@ class EnvironmentHost:
         running.task = loop.create_task(self._run(running))
         running.timer = loop.call_later(self._timeout, self._expire, running)
         self._tasks.add(running.task)
-        running.task.add_done_callback(self._tasks.discard)
+        running.task.add_done_callback(functools.partial(self._ended, running))
 
     async def handle(self, call: EnvironmentCall) -> EnvironmentReply:
         """`start` and wait for the reply."""
@@ -120,6 +123,12 @@ class EnvironmentHost:
         if closing:
             await asyncio.wait(closing, timeout=self._grace)
 
+    def _ended(self, running: _Running, task: asyncio.Task) -> None:
+        self._tasks.discard(task)
+        running.timer.cancel()
+        if task.cancelled():  # before its first step
+            running.reply({}, [], f"{self._where(running.call, running.method)} was cancelled by the end of the run")
+
     async def _run(self, running: _Running) -> None:
         call = running.call
         result, tools, error = {}, [], None
@@ -129,34 +138,31 @@ class EnvironmentHost:
             error = self._sentence(running, failure)
             if not isinstance(failure, (_Refused, asyncio.CancelledError)):
                 _log.warning("%s", error, exc_info=failure)
-            episode = self._episodes.get((call.group, call.member))
-            if episode is not None and episode.running is running and running.interrupted_by is None:
-                del self._episodes[call.group, call.member]
+            episode = running.episode
+            if episode is not None and episode.running is running and self._forget(episode):
                 await self._close(episode)
-        finally:
-            running.timer.cancel()
         running.reply(result, tools, error)
 
     def _expire(self, running: _Running) -> None:
+        if running.answer is None:  # replied in this very tick
+            return
         running.expired = True
         running.timer = asyncio.get_running_loop().call_later(self._grace, self._abandon, running)
         running.task.cancel()
 
     def _abandon(self, running: _Running) -> None:
-        key = (running.call.group, running.call.member)
-        episode = self._episodes.get(key)
-        if episode is not None and episode.running is running:
-            del self._episodes[key]
+        if running.episode is not None and running.episode.running is running:
+            self._forget(running.episode)
         running.reply({}, [], f"{self._sentence(running, None)}, and does not end when cancelled")
 
     # The steps: each returns the result and the tool records of its reply.
 
     async def _reset(self, running: _Running) -> tuple[dict, list]:
         call = running.call
-        key = (call.group, call.member)
-        if key in self._episodes:
+        if (call.group, call.member) in self._episodes:
             raise _Refused(f"{self._where(call, 'reset')} came while its environment is open; close it with drop first")
-        episode = self._episodes[key] = _Episode(call.argument["row"])
+        episode = running.episode = _Episode((call.group, call.member), call.argument["row"])
+        self._episodes[episode.key] = episode
         episode.running = running
         running.method = "__init__"
         env = self._make_env()
@@ -190,7 +196,7 @@ class EnvironmentHost:
         if outcome is None or outcome.messages is None:
             running.method = "reward"
             reward = _finite(await running.settle(episode.env.reward(view, episode.row)), "reward")
-            await self._finish(running, episode)
+            await self._finish(running)
             result["messages"], result["reward"] = None, reward
         else:
             messages = as_messages(outcome.messages, f"{self._name}.on_turn")
@@ -204,6 +210,7 @@ class EnvironmentHost:
         if episode is None:
             raise _Refused(f"{self._where(running.call, 'truncate')} came when it had no environment")
         interrupted, episode.running = episode.running, running
+        running.episode = episode
         if not await self._interrupt(interrupted, "truncate"):
             raise _Refused(f"{self._where(running.call, interrupted.method)} does not end when interrupted by truncate")
         if episode.view is None:
@@ -211,7 +218,7 @@ class EnvironmentHost:
         running.method = "on_truncated"
         cause = running.call.argument["cause"]
         reward = _finite(await running.settle(episode.env.on_truncated(episode.view, episode.row, cause)), "reward")
-        await self._finish(running, episode)
+        await self._finish(running)
         return {"reward": reward}, []
 
     async def _drop(self, running: _Running) -> tuple[dict, list]:
@@ -232,6 +239,7 @@ class EnvironmentHost:
                 f"{self._where(running.call, call)} came while its {episode.running.call.call} is unanswered"
             )
         episode.running = running
+        running.episode = episode
         return episode
 
     async def _interrupt(self, running: _Running | None, by: str) -> bool:
@@ -243,10 +251,17 @@ class EnvironmentHost:
         await asyncio.wait({running.task}, timeout=self._grace)
         return running.task.done()
 
-    async def _finish(self, running: _Running, episode: _Episode) -> None:
+    async def _finish(self, running: _Running) -> None:
         running.method = "close"
-        del self._episodes[running.call.group, running.call.member]
-        await self._close(episode)
+        self._forget(running.episode)
+        await self._close(running.episode)
+
+    def _forget(self, episode: _Episode) -> bool:
+        """Make room for a new environment of this trajectory; False if it was no longer known."""
+        if self._episodes.get(episode.key) is not episode:
+            return False
+        del self._episodes[episode.key]
+        return True
 
     async def _close(self, episode: _Episode) -> None:
         """Call the user's `close`, if there is one. It comes after the outcome, so what it raises is only logged."""
@@ -266,10 +281,8 @@ class EnvironmentHost:
 
     def _sentence(self, running: _Running, failure: BaseException | None) -> str:
         where = self._where(running.call, running.method)
-        episode = self._episodes.get((running.call.group, running.call.member))
-        tools = episode.view.running_tools if episode is not None and episode.view is not None else []
-        if tools and running.method == "on_turn":
-            where += f", in tool {', '.join(tools)},"
+        if running.method == "on_turn" and running.episode.view.running_tools:
+            where += f", in tool {', '.join(running.episode.view.running_tools)},"
         if running.interrupted_by is not None:
             return f"{where} was interrupted by {running.interrupted_by}"
         if running.expired:

@@ -40,7 +40,7 @@ class ChatFormat(Protocol):
     def render_prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[int]:
         """The ids of a conversation's start, up to where the model writes."""
 
-    def render_reply(self, turn_ids: Sequence[int], messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def render_reply(self, messages: Sequence[Mapping[str, Any]], turn_ids: Sequence[int]) -> list[int]:
         """The ids that follow a turn: its end if the model did not write it, the messages, the next turn's opening."""
 
     def parse_turn(self, turn_ids: Sequence[int]) -> ParsedTurn:
@@ -90,7 +90,7 @@ class TinyChat:
         ids.append(self._opening)
         return ids
 
-    def render_reply(self, turn_ids: Sequence[int], messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def render_reply(self, messages: Sequence[Mapping[str, Any]], turn_ids: Sequence[int]) -> list[int]:
         ids = [] if len(turn_ids) and turn_ids[-1] == self._end else [self._end]
         for message in messages:
             ids.extend(self._message(message))

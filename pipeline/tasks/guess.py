@@ -92,14 +92,12 @@ def chat_format() -> TinyChat:
 def train_rows(seed: int) -> list[dict[str, int]]:
     """Rows in blocks that hold every number once, shuffled by `seed`."""
     rng = random.Random(seed)
-    rows = []
-    while len(rows) < NUM_TRAIN_ROWS:
+    numbers: list[int] = []
+    while len(numbers) < NUM_TRAIN_ROWS:
         block = list(range(1, NUM_NUMBERS + 1))
         rng.shuffle(block)
-        rows.extend(
-            {"number": number, "seed": FIRST_TRAIN_SEED + len(rows) + index} for index, number in enumerate(block)
-        )
-    return rows
+        numbers.extend(block)
+    return [{"number": number, "seed": FIRST_TRAIN_SEED + index} for index, number in enumerate(numbers)]
 
 
 def holdout_rows() -> list[dict[str, int]]:

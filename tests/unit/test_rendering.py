@@ -1,0 +1,94 @@
+"""The tiny chat format: ids out of messages, text and calls out of ids."""
+
+import pytest
+
+from pipeline import rendering
+from pipeline.errors import ConfigError
+from pipeline.rendering import END, MODEL, TinyChat
+
+
+def find_calls(words):
+    return [{"name": "say", "arguments": {"word": word}, "error": None} for word in words]
+
+
+@pytest.fixture
+def chat():
+    return TinyChat(["up", "down", "go:"], find_calls)
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def test_prompt_holds_markers_and_words_up_to_where_the_model_writes(chat):
+    ids = chat.render_prompt([{"role": "system", "content": "go: up"}, user("down")], [])
+    assert chat.decode(ids) == f"<system> go: up <user> down {MODEL}"
+
+
+def test_an_earlier_turn_of_the_model_in_a_prompt_is_closed(chat):
+    ids = chat.render_prompt([user("go:"), {"role": "assistant", "content": "up"}, user("down")], [])
+    assert chat.decode(ids) == f"<user> go: {MODEL} up {END} <user> down {MODEL}"
+
+
+def test_every_id_lies_in_the_vocabulary_and_ids_are_distinct(chat):
+    ids = [chat.render_prompt([user(word)], [])[1] for word in ("up", "down", "go:")]
+    assert len(set(ids)) == 3 and all(0 <= index < chat.vocab_size for index in ids)
+    assert all(0 <= index < chat.vocab_size for index in chat.stop_ids)
+
+
+def test_reply_follows_a_turn_that_ended_itself(chat):
+    up = chat.render_prompt([user("up")], [])[1]
+    ids = chat.render_reply([{"role": "tool", "name": "say", "content": "down"}], [up, *chat.stop_ids])
+    assert chat.decode(ids) == f"<tool> down {MODEL}"
+
+
+def test_reply_closes_a_turn_that_was_cut(chat):
+    up = chat.render_prompt([user("up")], [])[1]
+    reply = [{"role": "tool", "name": "say", "content": "down"}]
+    assert chat.decode(chat.render_reply(reply, [up])) == f"{END} <tool> down {MODEL}"
+    assert chat.decode(chat.render_reply(reply, [])) == f"{END} <tool> down {MODEL}"
+
+
+def test_turn_and_reply_read_like_the_same_conversation_rendered_at_once(chat):
+    """What is appended piece by piece is what one rendering of all messages gives."""
+    up = chat.render_prompt([user("up")], [])[1]
+    turn = [up, *chat.stop_ids]
+    pieces = chat.render_prompt([user("go:")], []) + turn + chat.render_reply([user("down")], turn)
+    assert pieces == chat.render_prompt([user("go:"), {"role": "assistant", "content": "up"}, user("down")], [])
+
+
+def test_turn_is_read_without_its_end_token(chat):
+    up, down = (chat.render_prompt([user(word)], [])[1] for word in ("up", "down"))
+    text, calls = chat.parse_turn([up, down, *chat.stop_ids])
+    assert text == "up down" and [call["arguments"]["word"] for call in calls] == ["up", "down"]
+    assert chat.parse_turn([up]).text == "up"
+    assert chat.parse_turn(list(chat.stop_ids)) == ("", [])
+
+
+def test_a_word_outside_the_vocabulary_is_named(chat):
+    with pytest.raises(ConfigError, match="The word 'sideways' is not among the 8 words"):
+        chat.render_prompt([user("up sideways")], [])
+
+
+def test_repeated_words_are_refused():
+    with pytest.raises(ConfigError, match="up more than once"):
+        TinyChat(["up", "down", "up"], find_calls)
+    with pytest.raises(ConfigError, match="<user> more than once"):
+        TinyChat(["<user>"], find_calls)
+
+
+def test_a_rendered_list_is_the_callers_own(chat):
+    first = chat.render_prompt([user("up")], [])
+    expected = list(first)
+    first.append(99)
+    assert chat.render_prompt([user("up")], []) == expected
+
+
+def test_what_is_remembered_stays_bounded(chat, monkeypatch):
+    monkeypatch.setattr(rendering, "MAX_REMEMBERED", 2)
+    texts = ["up", "down", "go:", "up up", "up down", "up"]
+    for text in texts:
+        assert chat.decode(chat.render_prompt([user(text)], [])) == f"<user> {text} {MODEL}"
+        ids = chat.render_prompt([user(text)], [])[1:-1]
+        assert chat.parse_turn(ids).text == text
+    assert len(chat._messages) <= 2 and len(chat._turns) <= 2
