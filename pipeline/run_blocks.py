@@ -30,7 +30,6 @@ class RunSpec:
     num_samplers: int
     sampling: dict[str, Any]  # temperature, top_p, top_k, stop_ids
     optimizer: dict[str, Any]
-    grad_clip_norm: float | None
     loss: dict[str, Any]
     kv_tokens: int
     reply_tokens: int  # largest segment that may be asked for
@@ -89,7 +88,6 @@ class RunBlocks:
             "groups_per_step": spec.groups_per_step,
             "max_staleness": spec.max_staleness,
             "optimizer": spec.optimizer,
-            "grad_clip_norm": spec.grad_clip_norm,
             "loss": spec.loss,
             "temperature": spec.sampling["temperature"],
             "micro_batch_tokens": spec.micro_batch_tokens,

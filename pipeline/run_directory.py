@@ -9,10 +9,11 @@ logs/           one file per process
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pipeline.errors import ConfigError
-from pipeline.run_config import RunConfig
 
 # A directory with one of these holds a run.
 RUN_FILES = ("config.json", "events.jsonl", "metrics.jsonl")
@@ -40,15 +41,15 @@ def check_run_dir(run_dir: str, where: str = "run_dir") -> None:
         raise ConfigError(f"{where} is {run_dir}, but {existing} can't be written to; name another one.")
 
 
-def make_run_dir(config: RunConfig) -> Path:
-    """Make the run directory with `logs/` and config.json, and return it. Raises ConfigError if it holds a run."""
-    check_run_dir(config.run_dir)
-    path = Path(config.run_dir)
+def make_run_dir(run_dir: str, document: Mapping[str, Any]) -> Path:
+    """Make the run directory with `logs/` and `document` as config.json. Raises ConfigError if it holds a run."""
+    check_run_dir(run_dir)
+    path = Path(run_dir)
     try:
         (path / "logs").mkdir(parents=True, exist_ok=True)
         # "x": of two runs that choose the same directory at once, one is refused.
         with open(path / "config.json", "x", encoding="utf-8") as file:
-            json.dump(config.to_json(), file, indent=2)
+            json.dump(document, file, indent=2)
             file.write("\n")
     except OSError as error:
         raise ConfigError(f"The run directory {path} can't be made: {error.strerror}; name another one.") from error

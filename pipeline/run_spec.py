@@ -33,7 +33,7 @@ def make_spec(model: Supervisor, config: TrainerConfig) -> RunSpec:
         sampling={
             "temperature": engine.temperature,
             "top_p": engine.top_p,
-            "top_k": engine.top_k,
+            "top_k": max(0, engine.top_k),  # -1 also means off
             "stop_ids": list(model.chat.stop_ids),
         },
         optimizer={
@@ -41,8 +41,8 @@ def make_spec(model: Supervisor, config: TrainerConfig) -> RunSpec:
             "beta2": optimizer.beta2,
             "eps": optimizer.eps,
             "weight_decay": optimizer.weight_decay,
+            "grad_clip_norm": optimizer.grad_clip_norm,
         },
-        grad_clip_norm=optimizer.grad_clip_norm,
         loss={"name": type(config.loss).__name__, "eps_max": config.loss.eps_max},
         kv_tokens=model.kv_tokens(engine.schedule.concurrency, context),
         reply_tokens=min(budget.segment_tokens, budget.max_generated_tokens),

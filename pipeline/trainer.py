@@ -85,7 +85,7 @@ class AsyncTrainer:
         self.run_directory = directory
         self.stopped, self._stop_asked, self.evaluation = False, False, None
         began = time.monotonic()
-        events = EventLog(directory / "events.jsonl", lambda: time.monotonic() - began)
+        events = EventLog(directory / "events.jsonl", time.monotonic, began)
         try:
             with open(directory / "metrics.jsonl", "x", encoding="utf-8") as metrics_file:
                 async for step in self._steps(spec, rules, rows, directory, events, mode):

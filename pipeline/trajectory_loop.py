@@ -62,7 +62,7 @@ class TrajectoryLoop:
                 return
             if self.trajectory.num_turns >= self.budget.max_turns:
                 return await self._truncate("turns")
-            framing = self.chat.render_reply(turn, messages)
+            framing = self.chat.render_reply(messages, turn)
             if len(self._context) + len(framing) >= self.budget.max_context_tokens:
                 return await self._truncate("context")
             self._append("framing", framing)

@@ -7,6 +7,7 @@ arrive.
 """
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -105,12 +106,14 @@ class SupervisorLink:
         self._loop = self._on_message = self._recheck = None
 
     def send(self, message: Message) -> None:
-        """Never blocks. Raises ChannelError after `close` or from another thread."""
+        """Never blocks. With no worker at the other end (it is gone, or not up yet) the message is dropped: of its death
+        the process's sentinel tells. Raises ChannelError after `close` or from another thread."""
         if self._socket.closed:
             raise ChannelError(f"The link to {self.name} is closed; nothing can be sent to it.")
         if threading.get_ident() != self._thread:
             raise ChannelError(f"The link to {self.name} was used from a thread that did not make it.")
-        self._socket.send(encode(message, self.incarnation), zmq.NOBLOCK)
+        with contextlib.suppress(zmq.Again):
+            self._socket.send(encode(message, self.incarnation), zmq.NOBLOCK)
         self._look_again()
 
     def close(self) -> None:

@@ -66,7 +66,6 @@ class Learner:
             loss=config["loss"],
             temperature=config["temperature"],
             micro_batch_tokens=config["micro_batch_tokens"],
-            grad_clip_norm=config["grad_clip_norm"],
             device=config["device"],
         )
 
