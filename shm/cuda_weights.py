@@ -113,8 +113,8 @@ class CudaWeightSlots(WeightSlots):
                 for address in addresses:
                     _call("cudaFree", ctypes.c_void_p(address))
                 raise WeightsError(
-                    f"{num_slots} weight slots of {num_bytes} bytes do not fit on {device} ({error}); use fewer slots, a "
-                    "smaller model, or free device memory."
+                    f"{num_slots} weight slots of {num_bytes} bytes do not fit on {device} ({error}); use fewer "
+                    "slots, a smaller model, or free device memory."
                 ) from error
             slots = cls(addresses, num_elements, dtype, device, is_owner=True)
             for flat in slots._flats:
