@@ -1,0 +1,150 @@
+"""Replay a run's events.jsonl and prove its promises from outside: nothing else of Headway is imported.
+
+Proved: no trained segment older than max_staleness; each group consumed once, filtered, failed or outstanding; never
+more admitted than allowed; reservations that can all be met; every token accounted for; versions and times in order.
+Each finding makes the exit code 1, also a log without `end`: what a killed run left is proved all the same.
+"""
+
+import json
+import math
+import sys
+from collections import Counter
+from types import SimpleNamespace as Record
+
+OF_TRAJECTORY = ("started", "segment", "trajectory", "retry", "discarded")
+IN_ORDER = {"admitted": "any", "batch": "any", "end": "any", "optim": "optim", "published": "published"}
+UNCHANGING = ("max_staleness", "stale_policy", "groups_per_step", "group_size")  # across the resumes of a run
+
+
+class Audit:
+    """One pass over the log. findings: a sentence each; fates: tokens by what the log says became of them."""
+
+    def __init__(self, lines):
+        self.findings, self.groups, self.fates, self.run, self.due = [], {}, Counter(), {}, "run"
+        self.seconds, self.version, self.batches, self.generated, self.oldest, self.line = 0.0, 0, 0, 0, 0, 0
+        for self.line, line in enumerate(lines, 1):
+            try:
+                self.replay(json.loads(line))
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                self.need(False, f"malformed, or what it builds on is missing: {type(error).__name__}: {error}")
+        self.fates["outstanding"] = sum(self.tokens(self.unspent(group)) for group in self.having("outstanding"))
+        self.need(self.generated == sum(self.fates.values()), f"{self.generated} tokens are not {dict(self.fates)}")
+        self.need(self.due == "nothing", "the last event is not end: the run did not end in order")
+
+    def need(self, holds, sentence):
+        if not holds:
+            self.findings.append(f"line {self.line}: {sentence}")
+
+    def having(self, *states):
+        return [group for group in self.groups.values() if group.state in states]
+
+    def unspent(self, group):
+        return [one for one in group.members.values() if one.state in ("running", "ended")]
+
+    def tokens(self, trajectories):
+        return sum(tokens for one in trajectories for _, tokens in one.segments)
+
+    def spend(self, fate, tokens, trajectories):
+        self.fates[fate] += tokens
+        self.need(tokens == (held := self.tokens(trajectories)), f"{tokens} tokens {fate}, but {held} in segments")
+        for one in trajectories:
+            one.state = fate
+
+    def replay(self, e):
+        kind, need, run, group, one = e["event"], self.need, self.run, None, None
+        need(e["t"] >= self.seconds, f"t goes back from {self.seconds} to {e['t']}")
+        in_order = self.due not in ("run", "nothing") and IN_ORDER.get(kind, self.due) == self.due
+        need(kind == "run" or in_order, f"{kind} does not belong here: due is {self.due}")
+        self.seconds = e["t"]
+        if kind in (*OF_TRAJECTORY, "ready", "filtered", "failed"):
+            group = self.groups[e["group"]]
+            need(group.state == "outstanding", f"{kind} of group {e['group']}, which is {group.state}")
+        if kind in OF_TRAJECTORY:
+            name, member = e["trajectory"], int(e["trajectory"].partition(".")[2])
+            need(name == f"{e['group']}.{member}" and member < run["group_size"], f"there is no trajectory {name}")
+            one = group.members.setdefault(member, Record(state="new", pinned=None, segments=[]))
+            before = ("new", "retry") if kind == "started" else ("running",)
+            need(one.state in before, f"{kind} of trajectory {name}, which is {one.state}")
+        if kind in ("admitted", "started", "segment") and e["version"] is not None:
+            need((group or self).version <= e["version"] <= self.version, f"no {kind} can have version {e['version']}")
+        match kind:
+            case "run":
+                same = not run or ("resumed" in e and all(e[key] == run[key] for key in UNCHANGING))
+                need(same, "a second run event that is no resume of the first")
+                need(not run or e["version"] == self.version, f"resumed at {e['version']}, published {self.version}")
+                self.run, self.due, self.version = e, "any", e["version"]
+            case "admitted":
+                need(e["group"] == len(self.groups), f"group {e['group']} is admitted as number {len(self.groups)}")
+                self.groups[e["group"]] = Record(version=e["version"], state="outstanding", ready=False, members={})
+                step, limit = run["groups_per_step"], run["max_staleness"]
+                ahead = math.ceil((1 + min(run["admit_ahead"], limit)) * step * run["oversample_factor"])
+                most = min(run["steps"] * step, self.batches * step + min((1 + limit) * step, ahead))
+                kept = len(self.groups) - len(self.having("filtered", "failed"))
+                need(kept <= most, f"{kept} groups are admitted, {most} are allowed after {self.batches} batches")
+            case "started":
+                one.state, one.pinned, one.segments = "running", e["version"], []
+            case "segment":
+                self.generated += e["tokens"]
+                one.segments.append((e["version"], e["tokens"]))
+                need(one.pinned in (None, e["version"]), f"{name} is pinned to {one.pinned}, not {e['version']}")
+            case "trajectory":
+                one.state = "ended"
+                need(e["tokens"] == self.tokens([one]), f"{name} tells {e['tokens']} tokens, not {self.tokens([one])}")
+            case "ready":
+                whole = run["group_size"] == sum(m.state not in ("running", "retry") for m in group.members.values())
+                need((whole and not group.ready) or run["on_stragglers"] == "carry_over", "ready twice or too early")
+                group.ready = True
+            case "retry" | "discarded" | "filtered" | "failed":
+                self.spend(kind, e["tokens"], [one] if one else self.unspent(group))
+                group.state = group.state if one else kind
+            case "batch":
+                self.train(e)
+            case "optim":
+                need((e["step"], e["from"], e["to"]) == (self.batches, self.version, self.version + 1), "not due")
+                self.due = "published"
+            case "published":
+                need(e["version"] == self.version + 1, f"version {e['version']} is published after {self.version}")
+                self.version, self.due = e["version"], "any"
+            case "end":
+                found = {state: len(self.having(state)) for state in ("consumed", "filtered", "failed", "outstanding")}
+                found |= {"steps": self.batches, "admitted": len(self.groups)}
+                need(found == {key: e[key] for key in found}, f"end disagrees with what came before it: {found}")
+                self.due = "nothing"
+        if kind in ("admitted", "optim") and run["stale_policy"] == "wait":
+            for rank, version in enumerate(sorted(group.version for group in self.having("outstanding")), 1):
+                room = (version + run["max_staleness"] - self.version + (kind == "admitted")) * run["groups_per_step"]
+                need(rank <= room, f"reservation {rank} (version {version}) has only {room} places left in time")
+
+    def train(self, e):
+        need, trained, limit = self.need, [], self.run["max_staleness"]
+        need((e["step"], e["version"]) == (self.batches + 1, self.version), f"batch {e['step']} is not due")
+        for index, number in enumerate(e["groups"]):
+            group = self.groups[number]
+            need(group.state == "outstanding" and group.ready, f"group {number} is {group.state} or not ready")
+            members = [group.members[m] for m in e["members"][index]] if "members" in e else self.unspent(group)
+            need(all(one.state == "ended" for one in members), f"group {number} has members that are not ended")
+            group.state = "consumed" if len(members) == len(self.unspent(group)) else group.state
+            trained += members
+        self.spend("consumed", e["tokens"], trained)
+        ages = sorted((self.version - version, tokens) for one in trained for version, tokens in one.segments)
+        span = (ages[0][0], ages[-1][0]) if ages else (e["age_min"], e["age_max"])
+        need(span == (e["age_min"], e["age_max"]), f"the segments' ages are {span[0]} to {span[1]}")
+        old = sum(tokens for age, tokens in ages if age > limit)
+        allowed = {"wait": 0, "mask_span": e["masked"], "keep": old}[self.run["stale_policy"]]
+        need(old <= allowed, f"{old} tokens are older than max_staleness {limit}, the oldest by {span[1]} versions")
+        self.oldest = max(self.oldest, span[1] or 0)
+        self.batches, self.due = e["step"], "optim" if e["updated"] else "any"
+
+
+def main(path):
+    """Print what the log proves; 0 if every promise held, else 1."""
+    with open(path, encoding="utf-8", errors="replace") as lines:
+        audit = Audit(lines)
+    print(f"{path}: {audit.line} events, {audit.batches} batches, ages up to {audit.oldest}, version {audit.version}")
+    print(f"groups {dict(Counter(group.state for group in audit.groups.values()))}, tokens {dict(audit.fates)}")
+    print(*audit.findings[:20], f"{len(audit.findings)} findings", sep="\n")
+    return 1 if audit.findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

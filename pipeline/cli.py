@@ -1,0 +1,103 @@
+"""The command line: `headway COMMAND …`, and what run.py calls. It ends in an exit code and at most one sentence.
+
+Exit codes: 0 done, 1 the run failed or the audit found something, 2 bad options, 130 Ctrl-C, 143 SIGTERM.
+"""
+
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline import audit
+from pipeline.command_line import suggestion
+from pipeline.errors import ConfigError
+from pipeline.options import help_text, parse
+from pipeline.run_config import RunConfig
+from pipeline.version import VERSION
+from shm.errors import HeadwayError
+
+USAGE = """Usage: headway COMMAND …
+
+  headway run [--OPTION VALUE …]   train; the same as python run.py, --help lists the options
+  headway audit RUN_DIR            prove from a run's events.jsonl that its bound held
+  headway --version"""
+
+COMMANDS = ("run", "audit", "--help", "--version")
+LATER = ("report", "top", "clean", "export", "eval")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code and raises nothing."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = _command(arguments)
+        sys.stdout.flush()
+        return code
+    except ConfigError as error:
+        return _fail(str(error), 2)
+    except HeadwayError as error:
+        return _fail(str(error), 1)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output is gone (`headway … | head`): nothing is left to say, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:  # the outermost frame: a bug of ours must not end in a page of stack trace
+        return _fail_by_bug(error)
+
+
+def _command(arguments: list[str]) -> int:
+    match arguments:
+        case [] | ["--help" | "-h" | "help", *_]:
+            print(USAGE)
+            return 0
+        case ["--version"]:
+            print(f"headway {VERSION}")
+            return 0
+        case ["run", *options]:
+            return _run(options)
+        case ["audit", *rest]:
+            if len(rest) != 1 or rest[0].startswith("-"):
+                raise ConfigError("headway audit needs one run directory: headway audit RUN_DIR.")
+            events = os.path.join(rest[0], "events.jsonl")
+            if not os.path.isfile(events):
+                raise ConfigError(f"{rest[0]} holds no events.jsonl; name the directory of a run.")
+            return audit.main(events)
+        case [word, *_]:
+            if word in LATER:
+                raise ConfigError(f"headway {word} isn't built yet.")
+            raise ConfigError(f"headway has no command {word!r}.{suggestion(word, COMMANDS)} headway --help lists all.")
+    raise AssertionError("every list of arguments matches a case above")
+
+
+def _run(options: list[str]) -> int:
+    if {"--help", "-h"} & set(options):
+        print(help_text())
+        return 0
+    return _launch(parse(options))
+
+
+def _launch(config: RunConfig) -> int:
+    # Here and not at the top: the supervisor's side takes long to load, and bad options are answered at once.
+    from pipeline.launch import run
+
+    return run(config)
+
+
+def _fail(sentence: str, code: int) -> int:
+    print(f"headway: {' '.join(sentence.split())}", file=sys.stderr)
+    return code
+
+
+def _fail_by_bug(error: Exception) -> int:
+    """Exit 1 with one sentence; the stack trace goes to a file."""
+    path = Path(tempfile.gettempdir(), f"headway-error-{os.getpid()}.txt")
+    try:
+        path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        kept = f"the stack trace is in {path}"
+    except OSError as unwritable:
+        kept = f"the stack trace could not be written to {path} ({unwritable.strerror})"
+    return _fail(f"ended by an error of its own, {type(error).__name__}: {error}; {kept}.", 1)
