@@ -8,6 +8,8 @@ import os
 import resource
 import sys
 import time
+from array import array
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 from shm.block import Block
@@ -34,13 +36,28 @@ def echo(path: str, num_bytes: str) -> None:
     print("answered")
 
 
+class SlowLedger(Ledger):
+    """Stores a record word by word, so that a reader on another processor has every chance to meet it half written.
+
+    The real one copies a record at once, within a few hundred nanoseconds: too short to be met in a test.
+    """
+
+    def _write(self, start: int, values: Sequence[int]) -> None:
+        shared = self._words
+        self._words = memoryview(array("q", bytes(shared.nbytes)))
+        super()._write(start, values)
+        written, self._words = self._words, shared
+        for word in range(start, start + len(values) + 1):
+            shared[word] = written[word]
+
+
 def hammer(path: str, num_epochs: str) -> None:
     """Write reservations and slots as fast as possible, up to LEAD epochs ahead of what the reader says it has seen.
 
     It says so in the lease word of slot 0; so both really run at the same time, however the machine schedules them.
     """
     with Block.open(path, SHAPE.num_bytes) as block:
-        ledger = Ledger(block.view, SHAPE)
+        ledger = SlowLedger(block.view, SHAPE)
         ledger.attach()
         for epoch in range(1, int(num_epochs) + 1):
             deadline = time.monotonic() + WAIT_SECONDS

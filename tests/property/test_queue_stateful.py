@@ -67,7 +67,7 @@ class RingMachine(RuleBasedStateMachine):
 class ConversationMachine(RuleBasedStateMachine):
     """Messages to the worker: (consumed, number, position, length, reply_bytes); back: the same without reply_bytes.
 
-    A number of None is a message that carries `consumed` alone.
+    A number of None: a piece of a large request, which is not answered; back: a message that carries `consumed` alone.
     """
 
     @initialize(capacity=st.integers(8, 64))
@@ -86,8 +86,11 @@ class ConversationMachine(RuleBasedStateMachine):
     @rule(data=st.data(), times=st.integers(1, 4))
     def ask(self, data, times):
         for _ in range(times):
-            request_bytes = data.draw(st.integers(0, self.requests_out.largest_piece), "request bytes")
+            request_bytes = data.draw(st.integers(0, 3 * self.requests_out.capacity), "request bytes")
             reply_bytes = data.draw(st.integers(0, self.reply_room.capacity), "largest reply")
+            while request_bytes > self.requests_out.largest_piece:
+                self.backlog.append((None, self.requests_out.largest_piece, 0))
+                request_bytes -= self.requests_out.largest_piece
             self.backlog.append((self.num_asked, request_bytes, reply_bytes))
             self.num_asked += 1
         self.send_what_fits()
@@ -98,7 +101,8 @@ class ConversationMachine(RuleBasedStateMachine):
             if self.requests_out.room() < request_bytes or not self.reply_room.reserve(reply_bytes):
                 return
             self.backlog.popleft()
-            self.reserved[number] = reply_bytes
+            if number is not None:
+                self.reserved[number] = reply_bytes
             position = self.requests_out.write(payload(number, request_bytes))
             self.to_worker.append((self.replies_in.consumed, number, position, request_bytes, reply_bytes))
 
@@ -108,7 +112,8 @@ class ConversationMachine(RuleBasedStateMachine):
         consumed, number, position, length, reply_bytes = self.to_worker.popleft()
         self.replies_out.release(consumed)
         assert self.requests_in.read(position, length) == payload(number, length)
-        self.owed[number] = reply_bytes
+        if number is not None:
+            self.owed[number] = reply_bytes
         if self.requests_in.overdue(self.reported):
             self.worker_sends(None, 0, 0)
 
@@ -144,10 +149,10 @@ class ConversationMachine(RuleBasedStateMachine):
             assert self.replies_out.room() >= sum(self.owed.values())
 
     def teardown(self):
-        """From whatever state: nobody waits for ever. Each round does one thing, so the rounds are bounded."""
+        """From whatever state: nobody waits for ever. Each round handles a message or an answer, so it ends."""
         if not hasattr(self, "owed"):
             return
-        for _ in range(4 * self.num_asked + len(self.from_worker)):
+        for _ in range(2 * (len(self.backlog) + len(self.to_worker) + self.num_asked) + len(self.from_worker)):
             if self.to_worker:
                 self.worker_receives()
             elif self.owed:
@@ -160,7 +165,7 @@ class ConversationMachine(RuleBasedStateMachine):
 
 
 def payload(number, length):
-    return bytes((number + place) % 251 for place in range(length))
+    return bytes(((number or 0) + place) % 251 for place in range(length))
 
 
 def test_an_unreserved_reply_can_meet_a_full_queue():
