@@ -41,15 +41,18 @@ def check_run_dir(run_dir: str, where: str = "run_dir") -> None:
         raise ConfigError(f"{where} is {run_dir}, but {existing} can't be written to; name another one.")
 
 
-def make_run_dir(run_dir: str, document: Mapping[str, Any]) -> Path:
-    """Make the run directory with `logs/` and `document` as config.json. Raises ConfigError if it holds a run."""
+def make_run_dir(run_dir: str, description: Mapping[str, Any]) -> Path:
+    """Make the run directory with `logs/` and config.json, and return it. Raises ConfigError if it holds a run.
+
+    description: plain values, what config.json will hold.
+    """
     check_run_dir(run_dir)
     path = Path(run_dir)
     try:
         (path / "logs").mkdir(parents=True, exist_ok=True)
         # "x": of two runs that choose the same directory at once, one is refused.
         with open(path / "config.json", "x", encoding="utf-8") as file:
-            json.dump(document, file, indent=2)
+            json.dump(description, file, indent=2)
             file.write("\n")
     except OSError as error:
         raise ConfigError(f"The run directory {path} can't be made: {error.strerror}; name another one.") from error

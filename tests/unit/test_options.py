@@ -164,13 +164,13 @@ def test_parsing_makes_no_files(empty_directory):
 
 def test_run_directory_records_the_resolved_configuration(empty_directory):
     config = parse(["--run-dir", "new/run", "--seed", "3"])
-    path = make_run_dir(config)
+    path = make_run_dir(config.run_dir, config.to_json())
     record = json.loads((path / "config.json").read_text())
     assert record["seed"] == 3 and record["headway"] and record["python"] and record["torch"]
     assert record["config"]["trainer"]["engine"]["schedule"]["concurrency"] == 192
     assert (path / "logs").is_dir()
     with pytest.raises(ConfigError, match="holds a run already"):
-        make_run_dir(config)
+        make_run_dir(config.run_dir, {})
 
 
 def test_default_run_directories_of_one_second_differ(empty_directory):

@@ -1,0 +1,116 @@
+"""What a user sees of a run: one live line on a terminal, plain lines elsewhere, and a summary at its end."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from os import PathLike
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+PLAIN_SECONDS = 2.0  # least time between two plain lines; the first and the last step always have one
+SPEED_STEPS = 20  # steps that the shown speed is measured over
+FILES = {  # what a run directory may hold that a user wants to open
+    "metrics.jsonl": "one line per step",
+    "events.jsonl": "the audit log: headway audit RUN_DIR",
+    "config.json": "the configuration as it was used",
+    "eval.jsonl": "evaluations",
+    "logs": "one file per process",
+}
+
+
+class Progress:
+    """Shows steps as they are trained. Writes to stdout only; `close` must be called."""
+
+    def __init__(
+        self,
+        *,
+        steps: int,
+        mode: str,
+        waits_for: Callable[[], str] = lambda: "",
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """waits_for: whom the trainer waits for now, "" for nobody; called from rich's thread too."""
+        self._steps = steps
+        self._mode = mode
+        self._waits_for = waits_for
+        self._console = console or Console(highlight=False)
+        self._clock = clock
+        self._began = clock()
+        self._times: deque[float] = deque([self._began], maxlen=SPEED_STEPS + 1)
+        self._rewards: list[float] = []
+        self._shown = -PLAIN_SECONDS
+        self._line = f"{mode}: starting"
+        self._live: Live | None = None
+        if self._console.is_terminal:
+            self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=5)
+            self._live.start()
+
+    def show(self, n: int, metrics: Mapping[str, float]) -> None:
+        """Batch `n` (from 1) has been trained, with these metrics."""
+        now = self._clock()
+        self._times.append(now)
+        self._rewards.append(metrics.get("reward/mean", float("nan")))
+        speed = (len(self._times) - 1) / max(self._times[-1] - self._times[0], 1e-9)
+        self._line = step_line(self._mode, n, self._steps, speed, metrics)
+        if self._live is None and (n in (1, self._steps) or now - self._shown >= PLAIN_SECONDS):
+            self._shown = now
+            self._print(self._with_wait())
+
+    def close(self, status: str, run_dir: str | PathLike[str] | None) -> None:
+        """Print the summary. status: completed, stopped or failed; run_dir: None if it was never made."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        seconds = self._clock() - self._began
+        done = len(self._rewards)
+        self._print(f"{status} after {done} of {self._steps} steps in {seconds:.1f} s")
+        if done:
+            first, last = self._rewards[:10], self._rewards[-20:]
+            self._print(
+                f"reward: {_mean(first):.3f} over the first {len(first)} steps, {_mean(last):.3f} over the last "
+                f"{len(last)}; {done / max(seconds, 1e-9):.2f} steps/s"
+            )
+        if run_dir is not None and Path(run_dir).is_dir():
+            self._print(f"files: {run_dir}")
+            for name, purpose in FILES.items():
+                if (Path(run_dir) / name).exists():
+                    self._print(f"  {name:<14} {purpose}")
+
+    def _render(self) -> Text:
+        return Text(self._with_wait(), no_wrap=True, overflow="ellipsis")
+
+    def _with_wait(self) -> str:
+        waits_for = self._waits_for()
+        return f"{self._line} | waits: {waits_for}" if waits_for else self._line
+
+    def _print(self, text: str) -> None:
+        # Neither wrapped nor read as markup: a line is a line, also in a file.
+        self._console.print(Text(text), soft_wrap=True)
+
+
+def step_line(mode: str, n: int, steps: int, speed: float, metrics: Mapping[str, float]) -> str:
+    """`async 12/400 | reward 0.41 | 4.3 steps/s | 5120 tokens/s | age p50 1 p99 2 max 2 | bound waited 0.0 s`."""
+    parts = [f"{mode} {n}/{steps}"]
+    if "reward/mean" in metrics:
+        parts.append(f"reward {metrics['reward/mean']:.3f}")
+    parts.append(f"{speed:.2f} steps/s")
+    if "sampling/generated_tokens_per_second" in metrics:
+        parts.append(f"{metrics['sampling/generated_tokens_per_second']:.0f} tokens/s")
+    ages = [
+        f"{label} {metrics[f'staleness/span_age_{label}']:g}"
+        for label in ("p50", "p99", "max")
+        if f"staleness/span_age_{label}" in metrics
+    ]
+    if ages:
+        parts.append("age " + " ".join(ages))
+    if "staleness/wait_seconds" in metrics:
+        parts.append(f"bound waited {metrics['staleness/wait_seconds']:.2f} s")
+    return " | ".join(parts)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,78 @@
+"""One live line on a terminal, plain lines elsewhere, and a summary that names the files."""
+
+import io
+
+from rich.console import Console
+
+from pipeline.progress import PLAIN_SECONDS, Progress, step_line
+
+METRICS = {
+    "reward/mean": 0.25,
+    "sampling/generated_tokens_per_second": 5120.4,
+    "staleness/span_age_p50": 1.0,
+    "staleness/span_age_p99": 2.0,
+    "staleness/span_age_max": 2.0,
+    "staleness/wait_seconds": 0.5,
+}
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def make(steps=3, terminal=False, waits_for=lambda: ""):
+    output, clock = io.StringIO(), Clock()
+    console = Console(file=output, force_terminal=terminal, width=200, highlight=False)
+    return Progress(steps=steps, mode="async", waits_for=waits_for, console=console, clock=clock), output, clock
+
+
+def test_line_holds_step_reward_speed_ages_and_waits():
+    assert step_line("async", 12, 400, 4.321, METRICS) == (
+        "async 12/400 | reward 0.250 | 4.32 steps/s | 5120 tokens/s | age p50 1 p99 2 max 2 | bound waited 0.50 s"
+    )
+    assert step_line("sync", 1, 2, 1.0, {}) == "sync 1/2 | 1.00 steps/s"
+
+
+def test_plain_lines_come_at_most_every_other_second_but_always_for_the_last_step():
+    progress, output, clock = make(steps=4)
+    for n, now in enumerate((0.5, 1.0, 0.5 + PLAIN_SECONDS, 2.6), 1):
+        clock.now = now
+        progress.show(n, METRICS)
+    progress.close("completed", None)
+    lines = output.getvalue().splitlines()
+    assert [line.split(" | ")[0] for line in lines[:3]] == ["async 1/4", "async 3/4", "async 4/4"]
+    assert lines[3] == "completed after 4 of 4 steps in 2.6 s"
+    assert lines[4] == "reward: 0.250 over the first 4 steps, 0.250 over the last 4; 1.54 steps/s"
+
+
+def test_it_names_whom_the_trainer_waits_for():
+    progress, output, _ = make(waits_for=lambda: "group 7 [tool]")
+    progress.show(1, METRICS)
+    progress.close("failed", None)
+    assert output.getvalue().splitlines()[0].endswith("| waits: group 7 [tool]")
+
+
+def test_summary_names_the_files_that_exist(tmp_path):
+    (tmp_path / "events.jsonl").write_text("")
+    (tmp_path / "logs").mkdir()
+    progress, output, _ = make()
+    progress.close("stopped", tmp_path)
+    lines = output.getvalue().splitlines()
+    assert lines[0].startswith("stopped after 0 of 3 steps") and lines[1] == f"files: {tmp_path}"
+    assert [line.split()[0] for line in lines[2:]] == ["events.jsonl", "logs"]
+
+
+def test_terminal_shows_one_line_that_is_rewritten():
+    progress, output, clock = make(terminal=True)
+    for n in (1, 2, 3):
+        clock.now = n
+        progress.show(n, METRICS)
+    progress.close("completed", None)
+    text = output.getvalue()
+    assert "async 3/3 | reward 0.250 | 1.00 steps/s" in text
+    assert text.endswith("\n") and text.count("async") - text.count("\x1b[2K") == 1  # each redraw erases the one before
+    assert "completed after 3 of 3 steps" in text
