@@ -1,0 +1,167 @@
+"""The KV cache against a slow oracle: each row that counts as computed holds the KV of exactly that context and
+version.
+
+The oracle's "KV" of a token is (version, all tokens up to it). Random requests, passes, evictions, take-backs and
+releases run over a small pool; whatever they do, a row is held by whom the tables say, and none leaks.
+"""
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from workers.kv_cache import WRITTEN, KVCache
+
+NUM_ROWS = 24
+MOST_TOKENS = 10
+
+
+class KVCacheMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = KVCache(NUM_ROWS, num_slots=2, num_positions=2)
+        self.content: dict[int, tuple] = {}
+        self.waiting: list[int] = []
+        self.running: list[int] = []
+
+    def live(self, slot: int | None) -> bool:
+        return slot in self.waiting or slot in self.running
+
+    @rule(
+        group=st.integers(-1, 1),
+        member=st.integers(0, 2),
+        version=st.integers(0, 1),
+        tokens=st.lists(st.integers(0, 1), min_size=1, max_size=MOST_TOKENS - 1),
+        goes_on=st.booleans(),
+    )
+    def request(self, group: int, member: int, version: int, tokens: list[int], goes_on: bool) -> None:
+        slot = self.cache.slot_of(group, member)
+        if self.live(slot):
+            return
+        if goes_on and slot is not None:  # the next turn: what it had, and some more
+            tokens = (self.cache.tokens[slot, : self.cache.length[slot]].tolist() + tokens)[: MOST_TOKENS - 1]
+        slot = self.cache.open(version, group, member, np.array(tokens, dtype=np.int32), MOST_TOKENS)
+        assert self.cache.tokens[slot, : len(tokens)].tolist() == tokens
+        self.waiting.append(slot)
+
+    @precondition(lambda self: self.waiting)
+    @rule(headroom=st.integers(0, 3))
+    def start(self, headroom: int) -> None:
+        slot = self.waiting[0]
+        nothing_runs = not self.running
+        started = self.cache.start(slot, 0 if nothing_runs else headroom)
+        assert started or not nothing_runs, "alone, a request that fits must start"
+        if started:
+            self.running.append(self.waiting.pop(0))
+            assert self.cache.computed[slot] < self.cache.length[slot] == self.cache.allocated[slot]
+            assert nothing_runs or self.cache.pool.num_free >= headroom
+
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 100), most=st.integers(1, 4))
+    def compute(self, which: int, most: int) -> None:
+        slot = self.running[which % len(self.running)]
+        cache = self.cache
+        if cache.allocated[slot] < cache.length[slot]:
+            return
+        end = cache.frontier(slot) if slot in cache.borrowed else int(cache.length[slot])
+        begin = int(cache.computed[slot])
+        end = min(end, begin + most)
+        version = cache.key(slot)[0]
+        for position in range(begin, end):
+            row = int(cache.rows[slot, position])
+            self.content[row] = (version, *cache.tokens[slot, : position + 1].tolist())
+        cache.pool.writer[cache.rows[slot, begin:end]] = WRITTEN
+        cache.computed[slot] = end
+
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 100), token=st.integers(0, 1), ends=st.booleans())
+    def sample(self, which: int, token: int, ends: bool) -> None:
+        slot = self.running[which % len(self.running)]
+        cache = self.cache
+        length = int(cache.length[slot])
+        if cache.computed[slot] < length:
+            return
+        ends = ends or length + 1 == MOST_TOKENS
+        cache.tokens[slot, length] = token
+        cache.length[slot] = length + 1
+        if ends:
+            self.running.remove(slot)
+            cache.park(slot)
+        elif cache.make_room(1):
+            cache.extend(np.array([slot]))
+        else:
+            self.take_back(slot)
+
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 100))
+    def take_back_one(self, which: int) -> None:
+        self.take_back(self.running[which % len(self.running)])
+
+    def take_back(self, slot: int) -> None:
+        self.running.remove(slot)
+        self.cache.pause(slot)
+        self.waiting.insert(0, slot)
+
+    @rule(group=st.integers(-1, 1), member=st.integers(0, 2))
+    def release(self, group: int, member: int) -> None:
+        slot = self.cache.release(group, member)
+        if slot in self.waiting:
+            self.waiting.remove(slot)
+        if slot in self.running:
+            self.running.remove(slot)
+
+    @rule(version=st.integers(0, 1))
+    def drop_version(self, version: int) -> None:
+        if not any(self.cache.key(slot)[0] == version for slot in self.running):
+            self.cache.drop_version(version)
+
+    @rule(count=st.integers(0, NUM_ROWS))
+    def make_room(self, count: int) -> None:
+        free = self.cache.pool.num_free
+        if self.cache.make_room(count):
+            assert self.cache.pool.num_free >= count
+        else:
+            assert self.cache.pool.num_free == free
+
+    @invariant()
+    def rows_are_held_by_whom_the_tables_say(self) -> None:
+        pool = self.cache.pool
+        assert (self.cache.holders() == pool.references).all()
+        assert pool.references[0] == 0
+        free = pool._free[: pool.num_free].tolist()
+        assert sorted(free + np.flatnonzero(pool.references).tolist()) == list(range(1, NUM_ROWS + 1))
+
+    @invariant()
+    def computed_rows_hold_their_context(self) -> None:
+        cache = self.cache
+        for slot in cache._slot_of.values():
+            version, length = cache.key(slot)[0], int(cache.length[slot])
+            computed, allocated = int(cache.computed[slot]), int(cache.allocated[slot])
+            assert 0 <= computed <= allocated <= length
+            assert not cache.rows[slot, allocated:].any()
+            tokens = cache.tokens[slot].tolist()
+            for position in range(computed):
+                row = int(cache.rows[slot, position])
+                assert self.content[row] == (version, *tokens[: position + 1])
+            if not self.live(slot):
+                assert computed == allocated
+
+    @invariant()
+    def someone_can_always_go_on(self) -> None:
+        """No circle of borrowers that wait for each other."""
+        cache = self.cache
+        behind = [slot for slot in self.running if cache.computed[slot] < cache.allocated[slot]]
+        for version in {cache.key(slot)[0] for slot in behind}:
+            of_version = [slot for slot in behind if cache.key(slot)[0] == version]
+            assert any(slot not in cache.borrowed or cache.frontier(slot) > cache.computed[slot] for slot in of_version)
+
+    def teardown(self) -> None:
+        for group in (-1, 0, 1):
+            for member in range(3):
+                self.cache.release(group, member)
+        assert self.cache.pool.num_free == NUM_ROWS
+        assert not self.cache.pool.references.any() and not self.cache.rows.any()
+
+
+KVCacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestKVCache = KVCacheMachine.TestCase

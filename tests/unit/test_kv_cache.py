@@ -1,0 +1,224 @@
+"""Bookkeeping of the KV pool: reuse, sharing, eviction, and that every row comes back."""
+
+import numpy as np
+import pytest
+
+from workers.kv_cache import ORPHAN, WRITTEN, KVCache, common_prefix
+
+
+def ids(*tokens: int) -> np.ndarray:
+    return np.array(tokens, dtype=np.int32)
+
+
+def compute(cache: KVCache, slot: int) -> int:
+    """What a pass does for one slot; returns how many tokens it computed."""
+    begin = int(cache.computed[slot])
+    end = cache.frontier(slot) if slot in cache.borrowed else int(cache.length[slot])
+    begin = int(cache.computed[slot])
+    cache.pool.writer[cache.rows[slot, begin:end]] = WRITTEN
+    cache.computed[slot] = end
+    return end - begin
+
+
+def begin(cache: KVCache, member: int, tokens: np.ndarray, *, version: int = 0, group: int = 0) -> int:
+    slot = cache.open(version, group, member, tokens, len(tokens) + 4)
+    assert cache.start(slot)
+    return slot
+
+
+def rows_of(cache: KVCache, slot: int) -> list[int]:
+    return cache.rows[slot, : cache.allocated[slot]].tolist()
+
+
+def test_common_prefix():
+    assert common_prefix(ids(1, 2, 3), ids(1, 2, 4)) == 2
+    assert common_prefix(ids(1, 2), ids(1, 2, 4)) == 2
+    assert common_prefix(ids(), ids(1)) == 0
+    assert common_prefix(ids(5), ids(1)) == 0
+
+
+def test_a_next_request_keeps_the_prefix_and_computes_the_rest():
+    cache = KVCache(20)
+    slot = begin(cache, 0, ids(1, 2, 3))
+    assert compute(cache, slot) == 3
+    cache.park(slot)
+    kept = rows_of(cache, slot)
+    assert begin(cache, 0, ids(1, 2, 3, 4, 5)) == slot
+    assert rows_of(cache, slot)[:3] == kept
+    assert cache.computed[slot] == 3 and compute(cache, slot) == 2
+
+
+def test_a_context_that_turns_elsewhere_gives_its_tail_back():
+    cache = KVCache(20)
+    slot = begin(cache, 0, ids(1, 2, 3, 4))
+    compute(cache, slot)
+    cache.park(slot)
+    begin(cache, 0, ids(1, 2, 9))
+    assert cache.computed[slot] == 2 and cache.allocated[slot] == 3
+    cache.release(0, 0)
+    assert cache.pool.num_free == 20
+
+
+def test_the_last_context_token_is_always_computed():
+    cache = KVCache(20)
+    slot = begin(cache, 0, ids(1, 2, 3))
+    compute(cache, slot)
+    cache.park(slot)
+    begin(cache, 0, ids(1, 2, 3))
+    assert cache.computed[slot] == 2 and compute(cache, slot) == 1
+
+
+def test_group_members_share_the_common_prompt_only():
+    cache = KVCache(20)
+    first = begin(cache, 0, ids(1, 2, 3, 4))
+    compute(cache, first)
+    second = begin(cache, 1, ids(1, 2, 3, 4))
+    third = begin(cache, 2, ids(1, 2, 8))
+    assert rows_of(cache, second)[:3] == rows_of(cache, first)[:3]
+    assert rows_of(cache, second)[3] != rows_of(cache, first)[3]
+    assert rows_of(cache, third)[:2] == rows_of(cache, first)[:2]
+    assert (cache.computed[second], cache.computed[third]) == (3, 2)
+    assert cache.pool.num_free == 20 - 4 - 1 - 1
+    for member in range(3):
+        cache.release(0, member)
+    assert cache.pool.num_free == 20 and not cache.pool.references.any()
+
+
+def test_the_prompt_stays_until_the_groups_last_member_goes():
+    cache = KVCache(20)
+    compute(cache, begin(cache, 0, ids(1, 2, 3, 4)))
+    compute(cache, begin(cache, 1, ids(1, 2, 3, 4)))
+    cache.release(0, 0)
+    late = begin(cache, 2, ids(1, 2, 3, 4))
+    assert cache.computed[late] == 3
+    cache.release(0, 1)
+    cache.release(0, 2)
+    assert cache.pool.num_free == 20
+    assert cache.computed[begin(cache, 3, ids(1, 2, 3, 4))] == 0
+
+
+def test_nothing_is_shared_between_versions_or_groups():
+    cache = KVCache(20)
+    compute(cache, begin(cache, 0, ids(1, 2, 3)))
+    assert cache.computed[begin(cache, 1, ids(1, 2, 3), version=1)] == 0
+    assert cache.computed[begin(cache, 0, ids(1, 2, 3), group=1)] == 0
+
+
+def test_a_new_version_starts_a_trajectory_from_nothing():
+    cache = KVCache(20)
+    slot = begin(cache, 0, ids(1, 2, 3))
+    compute(cache, slot)
+    cache.park(slot)
+    assert begin(cache, 0, ids(1, 2, 3, 4), version=1) == slot
+    assert cache.computed[slot] == 0
+    assert cache.key(slot) == (1, 0, 0)
+    assert cache.pool.num_free == 20 - 4  # the old version's prompt went with its last member
+
+
+def test_a_borrower_waits_for_what_another_computes():
+    cache = KVCache(20)
+    first = begin(cache, 0, ids(1, 2, 3, 4))
+    second = begin(cache, 1, ids(1, 2, 3, 4))
+    assert second in cache.borrowed and compute(cache, second) == 0
+    compute(cache, first)
+    assert compute(cache, second) == 1 and second not in cache.borrowed
+
+
+@pytest.mark.parametrize("how", ["pause", "release"])
+def test_a_borrower_computes_what_its_lender_left_undone(how):
+    cache = KVCache(20)
+    first = begin(cache, 0, ids(1, 2, 3, 4))
+    second = begin(cache, 1, ids(1, 2, 3, 4))
+    third = begin(cache, 2, ids(1, 2, 3, 4))
+    cache.pool.writer[cache.rows[first, :1]] = WRITTEN
+    cache.computed[first] = 1
+    cache.pause(first) if how == "pause" else cache.release(0, 0)
+    assert (cache.pool.writer[cache.rows[second, 1:3]] == ORPHAN).all()
+    assert compute(cache, third) == 3  # tokens 1 and 2 of the prompt, and its own last
+    assert compute(cache, second) == 1
+    for member in range(3):
+        cache.release(0, member)
+    assert cache.pool.num_free == 20
+
+
+def test_idle_trajectories_are_evicted_least_recently_used_first():
+    cache = KVCache(10)
+    slots = []
+    for group in range(3):
+        slots.append(begin(cache, 0, ids(1, 2, 3), group=group))
+        compute(cache, slots[-1])
+        cache.park(slots[-1])
+    cache.open(0, 0, 0, ids(1, 2, 3, 4), 6)  # used again, so group 1 is the oldest now
+    new = begin(cache, 0, ids(7, 7), group=9)
+    assert cache.allocated[slots + [new]].tolist() == [3, 0, 3, 2]
+    assert (cache.holders() == cache.pool.references).all()
+
+
+def test_eviction_takes_idle_ones_then_prompts_and_never_the_running():
+    cache = KVCache(8)
+    running = begin(cache, 0, ids(1, 2, 3), group=0)
+    idle = begin(cache, 0, ids(4, 5, 6), group=1)
+    compute(cache, idle)
+    cache.park(idle)
+    slot = cache.open(0, 2, 0, ids(1, 2, 3, 4, 5), 8)
+    assert cache.start(slot)
+    assert cache.allocated[idle] == 0 and cache.allocated[running] == 3
+    assert cache.pool.num_free == 0
+    other = cache.open(0, 3, 0, ids(1), 4)
+    assert not cache.start(other) and cache.allocated[other] == 0
+    assert (cache.holders() == cache.pool.references).all()
+
+
+def test_a_start_without_room_evicts_nothing_in_vain():
+    cache = KVCache(8)
+    begin(cache, 0, ids(1, 2, 3, 4), group=0)
+    idle = begin(cache, 0, ids(4, 5), group=1)
+    cache.park(idle)
+    slot = cache.open(0, 2, 0, ids(*range(7)), 9)
+    assert not cache.start(slot)
+    assert cache.allocated[idle] == 2
+
+
+def test_headroom_is_left_free():
+    cache = KVCache(8)
+    slot = cache.open(0, 0, 0, ids(1, 2, 3), 5)
+    assert not cache.start(slot, headroom=6)
+    assert cache.start(slot, headroom=5)
+
+
+def test_tables_grow_and_keep_what_they_hold():
+    cache = KVCache(1000, num_slots=2, num_positions=4)
+    slots = [begin(cache, member, np.arange(member, member + 20, dtype=np.int32)) for member in range(9)]
+    assert len(set(slots)) == 9
+    for member, slot in enumerate(slots):
+        assert cache.tokens[slot, :20].tolist() == list(range(member, member + 20))
+        assert cache.key(slot) == (0, 0, member)
+    assert (cache.holders() == cache.pool.references).all()
+
+
+def test_rows_beyond_a_sequence_are_row_zero():
+    cache = KVCache(20)
+    slot = begin(cache, 0, ids(1, 2, 3, 4))
+    compute(cache, slot)
+    cache.park(slot)
+    begin(cache, 0, ids(1, 9))
+    assert not cache.rows[slot, 2:].any()
+    cache.release(0, 0)
+    assert not cache.rows.any()
+
+
+def test_dropping_a_version_frees_its_idle_kv_and_prompts():
+    cache = KVCache(20)
+    for version in (0, 1):
+        slot = begin(cache, 0, ids(1, 2, 3), version=version, group=version)
+        compute(cache, slot)
+        cache.park(slot)
+    cache.drop_version(0)
+    assert cache.pool.num_free == 17
+    cache.release(0, 0)
+    cache.release(1, 0)
+    assert cache.pool.num_free == 20
+
+
+def test_releasing_an_unknown_trajectory_is_harmless():
+    assert KVCache(4).release(3, 1) is None

@@ -1,0 +1,75 @@
+"""What one forward pass computes: pure rules over numpy arrays, one entry per running sequence.
+
+A sequence's *pending* tokens are those it knows but whose KV is not computed: one while it decodes, more during
+prefill. A pass takes pending tokens of any sequences of one policy version, all decodes first, then prefill in
+chunks. For attention sequences of like size are grouped, so that padding them to a common shape wastes little.
+"""
+
+import numpy as np
+
+SHORT_QUERY = 8  # a sequence that adds at most so many tokens works in the version's lasting window of KV
+SHORT_KEYS = 128  # contexts up to here are padded to each other; beyond, to less than four times their length
+
+
+def share_budget(pending: np.ndarray, budget: int) -> np.ndarray:
+    """pending int64 [B], oldest sequence first -> how many tokens each takes, int64 [B], in all at most `budget`.
+
+    Decoding sequences (one pending) come first: they hold memory and are nearest to their end. Then prefill, in
+    order; the last one to get a share may get only a chunk. At least one token is taken when anything is pending and
+    budget >= 1.
+    """
+    if int(pending.sum()) <= budget:
+        return pending.copy()
+    order = np.argsort(pending > 1, kind="stable")
+    ordered = pending[order]
+    before = np.cumsum(ordered) - ordered
+    takes = np.empty_like(pending)
+    takes[order] = np.clip(budget - before, 0, ordered)
+    return takes
+
+
+def attention_groups(takes: np.ndarray, ends: np.ndarray) -> list[tuple[tuple[int, int], np.ndarray]]:
+    """takes, ends int64 [B] (new tokens, context length after them) -> [((query class, key class), indices [n]), ...].
+
+    Class 0 holds up to SHORT_QUERY new tokens or SHORT_KEYS of context; each further class four times as many.
+    Indices keep their order, and each sequence is in one group.
+    """
+    if takes.max() <= SHORT_QUERY and ends.max() <= SHORT_KEYS:
+        return [((0, 0), np.arange(len(takes)))]
+    query_class = _size_class(takes, SHORT_QUERY)
+    key_class = _size_class(ends, SHORT_KEYS)
+    code = query_class * 64 + key_class
+    return [((int(one) // 64, int(one) % 64), np.flatnonzero(code == one)) for one in np.unique(code)]
+
+
+def _size_class(sizes: np.ndarray, smallest: int) -> np.ndarray:
+    """0 for sizes up to `smallest`, k for sizes up to smallest * 4**k."""
+    classes = np.zeros(len(sizes), dtype=np.int64)
+    limit, largest = smallest, int(sizes.max())
+    while limit < largest:
+        classes += sizes > limit
+        limit *= 4
+    return classes
+
+
+def assign_lanes(current: np.ndarray) -> np.ndarray:
+    """current int64 [B], each sequence's lane or -1 -> a permutation of 0 … B-1 that moves as few as possible.
+
+    Lanes are the rows of a window of KV. They are kept without gaps: a lane at or beyond B moves, the others stay.
+    """
+    num = len(current)
+    stays = (current >= 0) & (current < num)
+    if stays.all():
+        return current.copy()
+    lanes = current.copy()
+    is_free = np.ones(num, dtype=bool)
+    is_free[current[stays]] = False
+    lanes[~stays] = np.flatnonzero(is_free)
+    return lanes
+
+
+def token_places(starts: np.ndarray, takes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """starts, takes int64 [B] -> (sequence index [N], position [N]) of each token taken, sequence by sequence."""
+    sequence = np.repeat(np.arange(len(takes)), takes)
+    first = np.cumsum(takes) - takes
+    return sequence, np.arange(len(sequence)) - (first - starts)[sequence]

@@ -1,0 +1,154 @@
+"""Dense copies of KV for attention: the pool's rows of many sequences, laid side by side.
+
+Attention wants keys as one array per sequence, the pool keeps tokens wherever there was room. Gathering all keys at
+every step cost more than the rest of the pass (192 sequences of 64 tokens: 3.7 ms of 5 ms a layer). So the sequences
+that decode together keep a lane each in a *window*; a pass writes its new keys and values there, attends, and copies
+the same few tokens to the pool. Only a sequence that joins is gathered. A window belongs to one policy version.
+
+Shape letters: L layers, K key/value heads, G query heads per key/value head, h head size; N tokens, B sequences
+(lanes), Q queries a sequence (padded), T keys (padded).
+"""
+
+from math import sqrt
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from workers.batching import token_places
+from workers.model_config import ModelConfig
+
+_BMM_QUERIES = 16  # up to so many query rows two batched products beat the fused kernel (by 1.3 to 1.9 at one thread)
+_MASK_CELLS = 1 << 22  # longer prefill attends in blocks of queries, so that a mask takes at most 16 MB
+_LOAD_ROWS = 1 << 16  # pool rows gathered at once when lanes are filled
+
+
+class Window:
+    """KV of `num_lanes` sequences of up to `width` tokens. Fresh lanes are zero: what is masked must be finite."""
+
+    def __init__(
+        self, config: ModelConfig, num_lanes: int, width: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        shape = (config.num_layers, 2, num_lanes, config.num_kv_heads, width, config.head_dim)
+        self.kv = torch.zeros(shape, dtype=dtype, device=device)  # [L, 2, lanes, K, width, h]
+        self.num_lanes = num_lanes
+        self.width = width
+        self.slot_of_lane = np.full(num_lanes, -1, dtype=np.int64)
+        per_lane = (num_lanes * config.num_kv_heads, width, config.head_dim)
+        self.layers = [(keys.view(per_lane), values.view(per_lane)) for keys, values in self.kv]
+        self.flat_layers = [
+            (keys.view(-1, config.head_dim), values.view(-1, config.head_dim)) for keys, values in self.layers
+        ]
+
+    def load(self, pool: Tensor, lanes: np.ndarray, rows: np.ndarray) -> None:
+        """Fill lanes (ascending) from the pool [rows, L, 2, K, h]; rows int64 [lanes, T], padded with row 0."""
+        num_layers, _, _, num_kv, _, head_dim = self.kv.shape
+        num, width = rows.shape
+        if width == 0:
+            return
+        flat_pool = pool.view(len(pool), -1)
+        breaks = np.flatnonzero(np.diff(lanes) != 1) + 1
+        step = max(1, _LOAD_ROWS // width)
+        # Slices copy three times faster than lanes picked by index; lanes mostly come in runs.
+        for run_begin, run_end in zip([0, *breaks.tolist()], [*breaks.tolist(), num], strict=True):
+            for begin in range(run_begin, run_end, step):
+                end = min(begin + step, run_end)
+                index = torch.from_numpy(rows[begin:end].ravel()).to(pool.device)
+                gathered = flat_pool.index_select(0, index).view(end - begin, width, num_layers, 2, num_kv, head_dim)
+                lane = int(lanes[begin])
+                self.kv[:, :, lane : lane + end - begin, :, :width].copy_(gathered.permute(2, 3, 0, 4, 1, 5))
+
+    def store(self, pool: Tensor, places: Tensor, rows: Tensor) -> None:
+        """Copy tokens to the pool: places [N * K] as in `WindowAttention`, rows int64 [N]."""
+        num_layers, _, _, num_kv, _, head_dim = self.kv.shape
+        tokens = self.kv.view(num_layers * 2, -1, head_dim).index_select(1, places)
+        pool.index_copy_(0, rows, tokens.view(num_layers, 2, -1, num_kv, head_dim).permute(2, 0, 1, 3, 4))
+
+
+class WindowAttention:
+    """Causal attention of one pass for the sequences in lanes 0 … B-1 of a window, for all layers."""
+
+    def __init__(self, config: ModelConfig, window: Window, starts: np.ndarray, takes: np.ndarray) -> None:
+        """starts, takes int64 [B]: each sequence's context so far (in its lane) and its new tokens."""
+        device, dtype = window.kv.device, window.kv.dtype
+        num_kv, num_queries = config.num_kv_heads, int(takes.max())
+        ends = starts + takes
+        self.window = window
+        self.num_sequences, self.num_queries, self.num_keys = len(takes), num_queries, int(ends.max())
+        self.num_kv, self.num_groups, self.head_dim = num_kv, config.num_heads // num_kv, config.head_dim
+        self.scale = 1.0 / sqrt(config.head_dim)
+        if num_queries == 1:
+            sequence, position = np.arange(len(takes)), starts
+        else:
+            sequence, position = token_places(starts, takes)
+        self.num_tokens = len(sequence)
+        places = (sequence * num_kv * window.width + position)[:, None] + np.arange(num_kv) * window.width
+        self.places = torch.from_numpy(places.ravel()).to(device)
+        self.pad: Tensor | None = None  # [B * Q] token of each padded query; a short sequence repeats its last
+        self.unpad: Tensor | None = None  # [N] padded query of each token
+        query_position = starts[:, None]
+        if num_queries > 1:
+            offsets = np.minimum(np.arange(num_queries), takes[:, None] - 1)
+            query_position = starts[:, None] + offsets
+            if self.num_tokens < len(takes) * num_queries:
+                first = np.cumsum(takes) - takes
+                self.pad = torch.from_numpy((first[:, None] + offsets).ravel()).to(device)
+                self.unpad = torch.from_numpy(sequence * num_queries + position - starts[sequence]).to(device)
+        self.query_position = torch.from_numpy(query_position).to(device)
+        num_rows = num_queries * self.num_groups
+        self.use_bmm = num_rows <= _BMM_QUERIES and dtype in (torch.float32, torch.float64)
+        self.queries_per_block = max(1, _MASK_CELLS // (len(takes) * self.num_groups * self.num_keys))
+        self.mask: Tensor | None = None
+        if self.use_bmm and num_queries == 1 and bool((ends == self.num_keys).all()):
+            self.beta, self.mask = 0.0, torch.zeros(1, 1, 1, dtype=dtype, device=device)  # all keys are seen: no mask
+        elif self.use_bmm or self.queries_per_block >= num_queries:
+            self.beta, self.mask = 1.0, self._mask(self.query_position, dtype)
+            if self.use_bmm:
+                wide = self.mask.expand(-1, num_kv, -1, -1)
+                self.mask = wide.reshape(-1, num_rows, self.num_keys)
+
+    def _mask(self, query_position: Tensor, dtype: torch.dtype) -> Tensor:
+        """query positions [B, q] -> additive [B, 1, q * G, T]: 0 where the key is not after the query, else -inf."""
+        keys = torch.arange(self.num_keys, device=query_position.device)
+        is_later = keys > query_position.repeat_interleave(self.num_groups, dim=1).unsqueeze(-1)
+        mask = torch.zeros(is_later.shape, dtype=dtype, device=query_position.device)
+        return mask.masked_fill_(is_later, float("-inf")).unsqueeze(1)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [N, K * G, h], k and v [N, K, h] of the new tokens -> [N, K * G, h]; k and v stay in the window."""
+        num, queries, head_dim = self.num_sequences, self.num_queries, self.head_dim
+        flat_keys, flat_values = self.window.flat_layers[layer]
+        flat_keys.index_copy_(0, self.places, k.reshape(-1, head_dim))
+        flat_values.index_copy_(0, self.places, v.reshape(-1, head_dim))
+        if self.pad is not None:
+            q = q.index_select(0, self.pad)
+        if queries > 1:  # query heads that share keys become further rows of queries
+            q = q.reshape(num, queries, self.num_kv, self.num_groups, head_dim).transpose(1, 2)
+        q = q.reshape(num * self.num_kv, queries * self.num_groups, head_dim)
+        out = self._attend_short(layer, q) if self.use_bmm else self._attend_long(layer, q)
+        if queries > 1:
+            out = out.view(num, self.num_kv, queries, self.num_groups, head_dim).transpose(1, 2)
+        out = out.reshape(num * queries, self.num_kv * self.num_groups, head_dim)
+        return out if self.unpad is None else out.index_select(0, self.unpad)
+
+    def _attend_short(self, layer: int, q: Tensor) -> Tensor:
+        all_keys, all_values = self.window.layers[layer]
+        lanes = self.num_sequences * self.num_kv
+        keys, values = all_keys[:lanes, : self.num_keys], all_values[:lanes, : self.num_keys]
+        assert self.mask is not None, "short queries always come with a mask"
+        scores = torch.baddbmm(self.mask, q, keys.transpose(1, 2), beta=self.beta, alpha=self.scale)
+        return torch.bmm(torch.softmax(scores, dim=-1), values)
+
+    def _attend_long(self, layer: int, q: Tensor) -> Tensor:
+        keys, values = self.window.kv[layer, :, : self.num_sequences, :, : self.num_keys]
+        q = q.view(self.num_sequences, self.num_kv, -1, self.head_dim)
+        if self.mask is not None:
+            return F.scaled_dot_product_attention(q, keys, values, attn_mask=self.mask, scale=self.scale)
+        blocks = []
+        step = self.queries_per_block
+        for begin in range(0, self.num_queries, step):
+            mask = self._mask(self.query_position[:, begin : begin + step], q.dtype)
+            part = q[:, :, begin * self.num_groups : (begin + step) * self.num_groups]
+            blocks.append(F.scaled_dot_product_attention(part, keys, values, attn_mask=mask, scale=self.scale))
+        return torch.cat(blocks, dim=2)
