@@ -1,0 +1,55 @@
+"""What all tests share: GPU tests are skipped without a GPU, and process tests must leave nothing behind."""
+
+import os
+import time
+import uuid
+
+import psutil
+import pytest
+
+from workers.devices import count_gpus, torch_has_cuda
+
+MARK = "HEADWAY_TEST"  # environment variable that every process started in a test inherits
+ROLES = ("workers.sampler", "workers.learner", "pipeline.env_process")
+PATIENCE_SECONDS = 5.0  # within which processes must be gone after their supervisor
+
+
+def pytest_collection_modifyitems(items):
+    if count_gpus() and torch_has_cuda():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU, or torch is built for the CPU only"))
+
+
+@pytest.fixture(autouse=True)
+def no_leftovers(request, monkeypatch):
+    """In tests/process and tests/e2e: no worker process of the test and no file in /dev/shm outlives it."""
+    if not {"process", "e2e"} & set(request.path.parts):
+        yield
+        return
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, mark)
+    blocks = set(os.listdir("/dev/shm"))
+    yield
+    left = leftovers(mark, blocks)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while left and time.monotonic() < deadline:
+        time.sleep(0.05)
+        left = leftovers(mark, blocks)
+    assert not left, f"left behind by the test: {left}"
+
+
+def leftovers(mark, blocks):
+    """Workers that were started under `mark` and still run, and names in /dev/shm that are not among `blocks`."""
+    found = sorted(set(os.listdir("/dev/shm")) - blocks)
+    for process in psutil.process_iter(["cmdline", "status"]):
+        words = process.info["cmdline"] or []
+        if process.info["status"] == psutil.STATUS_ZOMBIE or not set(ROLES) & set(words):
+            continue
+        try:
+            if process.environ().get(MARK) == mark:
+                found.append(f"{process.pid} {' '.join(words)}")
+        except psutil.Error:  # it ended while we looked
+            continue
+    return found

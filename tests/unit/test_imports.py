@@ -1,0 +1,78 @@
+"""Imports run one way, run.py -> pipeline -> workers -> shm; and what must be light loads no torch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+LAYERS = ["run.py", "pipeline", "workers", "shm"]
+FILES = [ROOT / "run.py", *sorted(path for layer in LAYERS[1:] for path in (ROOT / layer).rglob("*.py"))]
+ALL_FILES = FILES + sorted(path for folder in ("bench", "tests") for path in (ROOT / folder).rglob("*.py"))
+
+WITHOUT_TORCH = [
+    "pipeline",
+    "pipeline.cli",
+    "pipeline.env_process",
+    "pipeline.launch",
+    "shm.block",
+    "shm.errors",
+    "shm.gate",
+    "shm.layout",
+    "shm.ledger",
+    "shm.queue",
+    "workers.devices",
+    "workers.messages",
+    "workers.model_config",
+]
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Every module that a file imports, at any depth of it."""
+    modules = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            modules |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} line {node.lineno}: write the whole name, not a relative import"
+            modules |= {node.module} | {f"{node.module}.{name.name}" for name in node.names}
+    return modules
+
+
+def test_there_are_files_in_every_layer():
+    for layer in LAYERS:
+        assert any(path.relative_to(ROOT).parts[0] == layer for path in FILES), layer
+
+
+def test_imports_run_one_way():
+    wrong = {}
+    for path in FILES:
+        layer = LAYERS.index(path.relative_to(ROOT).parts[0])
+        above = {name.removesuffix(".py") for name in LAYERS[:layer]} | {"bench", "tests"}
+        if found := {module for module in imported_modules(path) if module.split(".")[0] in above}:
+            wrong[str(path.relative_to(ROOT))] = sorted(found)
+    assert wrong == {}
+
+
+def test_sampler_and_learner_never_import_each_other():
+    assert not {m for m in imported_modules(ROOT / "workers" / "sampler.py") if m.startswith("workers.learner")}
+    assert not {m for m in imported_modules(ROOT / "workers" / "learner.py") if m.startswith("workers.sampler")}
+
+
+def test_the_audit_imports_nothing_of_ours():
+    ours = {"run", "pipeline", "workers", "shm", "bench"}
+    assert not {m for m in imported_modules(ROOT / "pipeline" / "audit.py") if m.split(".")[0] in ours}
+
+
+@pytest.mark.parametrize("module", WITHOUT_TORCH)
+def test_module_loads_without_torch(module):
+    code = f"import sys, {module}; sys.exit('torch was loaded' if 'torch' in sys.modules else 0)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_files_are_short():
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in ALL_FILES}
+    assert {name: length for name, length in lengths.items() if length > 400} == {}
