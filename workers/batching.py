@@ -70,6 +70,8 @@ def assign_lanes(current: np.ndarray) -> np.ndarray:
 
 def token_places(starts: np.ndarray, takes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """starts, takes int64 [B] -> (sequence index [N], position [N]) of each token taken, sequence by sequence."""
+    if int(takes.max()) == 1 == int(takes.min()):
+        return np.arange(len(takes)), starts
     sequence = np.repeat(np.arange(len(takes)), takes)
     first = np.cumsum(takes) - takes
     return sequence, np.arange(len(sequence)) - (first - starts)[sequence]

@@ -17,16 +17,15 @@ import torch
 from torch import Tensor
 
 from shm.errors import HeadwayError
-from workers.batching import assign_lanes, attention_groups, share_budget, token_places
+from workers.batching import share_budget
 from workers.errors import NonFiniteError
-from workers.kv_cache import WRITTEN, KVCache
-from workers.kv_window import Window, WindowAttention
+from workers.kv_cache import KVCache
+from workers.kv_store import KVStore
 from workers.model import RopeTable, Weights, decode, logits
 from workers.model_config import ModelConfig
 from workers.sampling import sample, stream_keys, stream_uniforms
 
 _HEADROOM_TOKENS = 16  # rows that a running request may still want before another one is started
-_LANES, _WIDTH = 16, 64  # windows grow in these steps
 
 
 class EngineError(HeadwayError, ValueError):
@@ -72,8 +71,6 @@ class _SlotState:
         self.arrived = np.zeros(num_slots)  # seconds
         self.began = np.zeros(num_slots)  # seconds; 0 before the first pass
         self.cached = np.zeros(num_slots, dtype=np.int64)  # -1 before the first start
-        self.lane = np.full(num_slots, -1, dtype=np.int64)
-        self.window = np.full(num_slots, -1, dtype=np.int64)  # serial number of the window that the lane is in
 
     def grow(self, num_slots: int) -> None:
         """Add slots; the entries of those there stay."""
@@ -108,24 +105,17 @@ class Engine:
         self._sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
         self._kv_tokens = kv_tokens
         self._max_batch_tokens = max_batch_tokens
-        self._device, self._dtype = torch.device(device), dtype
         self._is_stop = np.zeros(config.vocab_size, dtype=bool)
         self._is_stop[[token for token in stop_ids if 0 <= token < config.vocab_size]] = True
-        self._rope = RopeTable(config, self._device, dtype)
-        # Zeros, not a wrong-looking value: untouched pages then take no memory. The tests poison it.
-        self._pool = torch.zeros(
-            (kv_tokens + 1, config.num_layers, 2, config.num_kv_heads, config.head_dim),
-            dtype=dtype,
-            device=self._device,
-        )
+        device = torch.device(device)
+        self._rope = RopeTable(config, device, dtype)
         self._cache = KVCache(kv_tokens)
+        self._store = KVStore(config, self._cache, dtype, device)
         self._state = _SlotState(self._cache.num_slots)
         self._weights: dict[int, Weights] = {}
         self._live: dict[int, EngineRequest] = {}  # by slot
         self._waiting: deque[int] = deque()  # slots, oldest request first
         self._running: dict[int, np.ndarray] = {}  # version -> slots
-        self._windows: dict[tuple[int, int], tuple[int, Window]] = {}  # (version, key class) -> serial number, window
-        self._num_windows = 0
         self._num_arrivals = 0
         self.num_taken_back = 0  # times a running request had to give its KV back
 
@@ -137,7 +127,7 @@ class Engine:
     @property
     def kv_bytes(self) -> int:
         """Size of the KV pool."""
-        return self._pool.numel() * self._pool.element_size()
+        return self._store.pool.numel() * self._store.pool.element_size()
 
     @property
     def kv_tokens_free(self) -> int:
@@ -162,8 +152,7 @@ class Engine:
             )
         del self._weights[version]
         self._running.pop(version, None)
-        for key in [key for key in self._windows if key[0] == version]:
-            del self._windows[key]
+        self._store.drop_version(version)
         self._cache.drop_version(version)
 
     def add(self, request: EngineRequest) -> None:
@@ -263,7 +252,7 @@ class Engine:
         if not started:
             return
         slots = np.array(started)
-        state.window[slots] = -1
+        self._store.forget(slots)
         first = slots[state.cached[slots] < 0]
         state.cached[first] = cache.computed[first]
         if cache.borrowed:  # what another member computes counts as cached: it is not this request's work
@@ -325,123 +314,35 @@ class Engine:
 
     def _pass(self, version: int, running: np.ndarray) -> np.ndarray:
         """One forward pass; writes KV, tokens and log-probs; returns the slots whose request has ended."""
-        cache, state = self._cache, self._state
+        cache, state, store = self._cache, self._state, self._store
         slots, takes = self._plan(running)
         assert len(slots), "a version has running requests, but none of them can compute anything"
-        starts = cache.computed[slots]
-        attentions: list[WindowAttention] = []
-        order: list[np.ndarray] = []
-        for sizes, members in attention_groups(takes, starts + takes):
-            window, members = self._place(version, sizes, slots, members, starts, takes)
-            attentions.append(WindowAttention(self._config, window, starts[members], takes[members]))
-            order.append(members)
-        members = order[0] if len(order) == 1 else np.concatenate(order)
-        slots, starts, takes = slots[members], starts[members], takes[members]
+        began = state.began[slots]
+        if not began.all():
+            state.began[slots[began == 0.0]] = perf_counter()
+        work = store.begin(version, slots, takes, state.limit[slots])
+        slots = work.slots
         if len(slots) == len(running):
-            self._running[version] = slots  # the order of the lanes, so that the next pass need not sort again
-        now = perf_counter()
-        fresh = slots[state.began[slots] == 0.0]
-        state.began[fresh] = now
-
-        sequence, position = token_places(starts, takes)
-        of_token = slots[sequence]
-        rows = cache.rows[of_token, position]
-        hidden = decode(
-            self._weights[version],
-            self._config,
-            self._rope,
-            self._tensor(cache.tokens[of_token, position].astype(np.int64)),
-            self._tensor(position),
-            _Attend(attentions),
-        )
-        self._store(attentions, self._tensor(rows))
-        cache.computed[slots] = starts + takes
-        cache.pool.writer[rows] = WRITTEN
-
-        is_sampled = cache.computed[slots] == cache.length[slots]
-        slots = slots[is_sampled]
+            self._running[version] = slots  # the order of the lanes: the next pass need not sort again
+        tokens = cache.tokens[slots[work.sequence], work.position]
+        weights = self._weights[version]
+        hidden = decode(weights, self._config, self._rope, store.tensor(tokens), store.tensor(work.position), work)
+        store.end(work)
+        has_token = cache.computed[slots] == cache.length[slots]
+        if not has_token.all():
+            slots = slots[has_token]
         if not len(slots):
             return slots
-        if len(slots) < len(sequence):
-            hidden = hidden.index_select(0, self._tensor((np.cumsum(takes) - 1)[is_sampled]))
-        return self._sample(version, slots, logits(self._weights[version], hidden))
-
-    def _place(
-        self,
-        version: int,
-        sizes: tuple[int, int],
-        slots: np.ndarray,
-        members: np.ndarray,
-        starts: np.ndarray,
-        takes: np.ndarray,
-    ) -> tuple[Window, np.ndarray]:
-        """A window with the KV of a group of sequences; returns it and `members` in the order of its lanes 0, 1, …"""
-        state = self._state
-        group, num = slots[members], len(members)
-        query_class, key_class = sizes
-        if query_class:  # a long prefill passes once: its window is not kept
-            window = Window(self._config, num, int((starts[members] + takes[members]).max()), self._dtype, self._device)
-            state.window[group] = -1
-            self._load(window, np.arange(num), group)
-            return window, members
-        serial, window = self._lasting_window(version, key_class, group, num)
-        current = np.where(state.window[group] == serial, state.lane[group], -1)
-        lanes = assign_lanes(current)
-        moved = lanes != current
-        if moved.any():
-            new_lanes = lanes[moved]
-            evicted, at = window.slot_of_lane[new_lanes], new_lanes
-            evicted, at = evicted[evicted >= 0], at[evicted >= 0]
-            still = (state.window[evicted] == serial) & (state.lane[evicted] == at)
-            state.window[evicted[still]] = -1
-            by_lane = np.argsort(new_lanes)
-            self._load(window, new_lanes[by_lane], group[moved][by_lane])
-            window.slot_of_lane[new_lanes] = group[moved]
-            state.lane[group] = lanes
-            state.window[group] = serial
-        return window, members[np.argsort(lanes)]
-
-    def _lasting_window(self, version: int, key_class: int, group: np.ndarray, num: int) -> tuple[int, Window]:
-        """The version's window for contexts of this size, made or made larger when `group` does not fit."""
-        known = self._windows.get((version, key_class))
-        need = int(self._cache.length[group].max())
-        if known is not None and known[1].num_lanes >= num and known[1].width >= need:
-            return known
-        longest = int(self._state.limit[group].max())
-        ceiling = 128 * 4**key_class  # beyond, the sequence belongs to the next class
-        width = max(need, min(longest, ceiling))
-        lanes = num
-        if known is not None:
-            lanes, width = max(lanes, known[1].num_lanes), max(width, known[1].width)
-        window = Window(
-            self._config, -(-lanes // _LANES) * _LANES, -(-width // _WIDTH) * _WIDTH, self._dtype, self._device
-        )
-        self._num_windows += 1
-        self._windows[version, key_class] = (self._num_windows, window)
-        return self._num_windows, window
-
-    def _load(self, window: Window, lanes: np.ndarray, slots: np.ndarray) -> None:
-        cache = self._cache
-        computed = cache.computed[slots]
-        width = int(computed.max())
-        rows = cache.rows[slots, :width]
-        # Rows that are not computed yet hold anything, even another version's NaN: what is masked must be finite.
-        rows[np.arange(width) >= computed[:, None]] = 0
-        window.load(self._pool, lanes, rows)
-
-    def _store(self, attentions: list[WindowAttention], rows: Tensor) -> None:
-        begin = 0
-        for attention in attentions:
-            end = begin + attention.num_tokens
-            attention.window.store(self._pool, attention.places, rows[begin:end])
-            begin = end
+        if len(slots) < len(tokens):
+            hidden = hidden.index_select(0, store.tensor((np.cumsum(work.takes) - 1)[has_token]))
+        return self._sample(version, slots, logits(weights, hidden))
 
     def _sample(self, version: int, slots: np.ndarray, logits_BV: Tensor) -> np.ndarray:
         """Draw the next token of each slot; returns the slots whose request has ended with it."""
         cache, state = self._cache, self._state
         length = cache.length[slots]
         noise = stream_uniforms(state.key[slots], state.generated[slots] + length)
-        tokens, logprobs = sample(logits_BV, self._tensor(noise), **self._sampling)
+        tokens, logprobs = sample(logits_BV, self._store.tensor(noise), **self._sampling)
         token_ids, token_logprobs = tokens.cpu().numpy(), logprobs.cpu().numpy()
         if not np.isfinite(token_logprobs).all():
             group, member = cache.key(int(slots[~np.isfinite(token_logprobs)][0]))[1:]
@@ -477,25 +378,3 @@ class Engine:
             seconds=now - began,
             queue_seconds=began - float(state.arrived[slot]),
         )
-
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        """The array's memory itself on the CPU, a copy on another device."""
-        tensor = torch.from_numpy(array)
-        return tensor if self._device.type == "cpu" else tensor.to(self._device)
-
-
-class _Attend:
-    """`model.Attend` over the groups of a pass, whose tokens lie end to end."""
-
-    def __init__(self, attentions: list[WindowAttention]) -> None:
-        self._attentions = attentions
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if len(self._attentions) == 1:
-            return self._attentions[0](layer, q, k, v)
-        outs, begin = [], 0
-        for attention in self._attentions:
-            end = begin + attention.num_tokens
-            outs.append(attention(layer, q[begin:end], k[begin:end], v[begin:end]))
-            begin = end
-        return torch.cat(outs)

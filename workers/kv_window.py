@@ -9,6 +9,7 @@ Shape letters: L layers, K key/value heads, G query heads per key/value head, h 
 (lanes), Q queries a sequence (padded), T keys (padded).
 """
 
+from functools import lru_cache
 from math import sqrt
 
 import numpy as np
@@ -16,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from workers.batching import token_places
 from workers.model_config import ModelConfig
 
 _BMM_QUERIES = 16  # up to so many query rows two batched products beat the fused kernel (by 1.3 to 1.9 at one thread)
 _MASK_CELLS = 1 << 22  # longer prefill attends in blocks of queries, so that a mask takes at most 16 MB
+_TABLE_WIDTH = 512  # masks of windows up to this width are looked up
 _LOAD_ROWS = 1 << 16  # pool rows gathered at once when lanes are filled
 
 
@@ -34,12 +35,12 @@ class Window:
         self.kv = torch.zeros(shape, dtype=dtype, device=device)  # [L, 2, lanes, K, width, h]
         self.num_lanes = num_lanes
         self.width = width
-        self.slot_of_lane = np.full(num_lanes, -1, dtype=np.int64)
         per_lane = (num_lanes * config.num_kv_heads, width, config.head_dim)
         self.layers = [(keys.view(per_lane), values.view(per_lane)) for keys, values in self.kv]
         self.flat_layers = [
             (keys.view(-1, config.head_dim), values.view(-1, config.head_dim)) for keys, values in self.layers
         ]
+        self.flat = self.kv.view(config.num_layers * 2, -1, config.head_dim)
 
     def load(self, pool: Tensor, lanes: np.ndarray, rows: np.ndarray) -> None:
         """Fill lanes (ascending) from the pool [rows, L, 2, K, h]; rows int64 [lanes, T], padded with row 0."""
@@ -48,10 +49,10 @@ class Window:
         if width == 0:
             return
         flat_pool = pool.view(len(pool), -1)
-        breaks = np.flatnonzero(np.diff(lanes) != 1) + 1
+        breaks = (np.flatnonzero(np.diff(lanes) != 1) + 1).tolist()
         step = max(1, _LOAD_ROWS // width)
         # Slices copy three times faster than lanes picked by index; lanes mostly come in runs.
-        for run_begin, run_end in zip([0, *breaks.tolist()], [*breaks.tolist(), num], strict=True):
+        for run_begin, run_end in zip([0, *breaks], [*breaks, num], strict=True):
             for begin in range(run_begin, run_end, step):
                 end = min(begin + step, run_end)
                 index = torch.from_numpy(rows[begin:end].ravel()).to(pool.device)
@@ -62,51 +63,70 @@ class Window:
     def store(self, pool: Tensor, places: Tensor, rows: Tensor) -> None:
         """Copy tokens to the pool: places [N * K] as in `WindowAttention`, rows int64 [N]."""
         num_layers, _, _, num_kv, _, head_dim = self.kv.shape
-        tokens = self.kv.view(num_layers * 2, -1, head_dim).index_select(1, places)
-        pool.index_copy_(0, rows, tokens.view(num_layers, 2, -1, num_kv, head_dim).permute(2, 0, 1, 3, 4))
+        tokens = self.flat.index_select(1, places).view(num_layers, 2, -1, num_kv, head_dim)
+        pool.index_copy_(0, rows, tokens.permute(2, 0, 1, 3, 4))
+
+
+@lru_cache(maxsize=8)
+def _causal_table(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[width, width]: row p is the additive mask of a query at position p."""
+    return torch.full((width, width), float("-inf"), dtype=dtype, device=device).triu_(1)
 
 
 class WindowAttention:
     """Causal attention of one pass for the sequences in lanes 0 … B-1 of a window, for all layers."""
 
-    def __init__(self, config: ModelConfig, window: Window, starts: np.ndarray, takes: np.ndarray) -> None:
-        """starts, takes int64 [B]: each sequence's context so far (in its lane) and its new tokens."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        window: Window,
+        starts: np.ndarray,
+        takes: np.ndarray,
+        sequence: np.ndarray,
+        position: np.ndarray,
+    ) -> None:
+        """starts, takes int64 [B]: each lane's context so far and its new tokens; sequence, position int64 [N]:
+        theirs.
+        """
         device, dtype = window.kv.device, window.kv.dtype
         num_kv, num_queries = config.num_kv_heads, int(takes.max())
-        ends = starts + takes
         self.window = window
-        self.num_sequences, self.num_queries, self.num_keys = len(takes), num_queries, int(ends.max())
+        self.num_tokens, self.num_sequences, self.num_queries = len(sequence), len(takes), num_queries
+        self.num_keys = int((starts + takes).max())
         self.num_kv, self.num_groups, self.head_dim = num_kv, config.num_heads // num_kv, config.head_dim
         self.scale = 1.0 / sqrt(config.head_dim)
-        if num_queries == 1:
-            sequence, position = np.arange(len(takes)), starts
-        else:
-            sequence, position = token_places(starts, takes)
-        self.num_tokens = len(sequence)
-        places = (sequence * num_kv * window.width + position)[:, None] + np.arange(num_kv) * window.width
+        places = (sequence * (num_kv * window.width) + position)[:, None] + np.arange(num_kv) * window.width
         self.places = torch.from_numpy(places.ravel()).to(device)
         self.pad: Tensor | None = None  # [B * Q] token of each padded query; a short sequence repeats its last
         self.unpad: Tensor | None = None  # [N] padded query of each token
         query_position = starts[:, None]
         if num_queries > 1:
             offsets = np.minimum(np.arange(num_queries), takes[:, None] - 1)
-            query_position = starts[:, None] + offsets
+            query_position = query_position + offsets
             if self.num_tokens < len(takes) * num_queries:
                 first = np.cumsum(takes) - takes
                 self.pad = torch.from_numpy((first[:, None] + offsets).ravel()).to(device)
                 self.unpad = torch.from_numpy(sequence * num_queries + position - starts[sequence]).to(device)
-        self.query_position = torch.from_numpy(query_position).to(device)
         num_rows = num_queries * self.num_groups
         self.use_bmm = num_rows <= _BMM_QUERIES and dtype in (torch.float32, torch.float64)
         self.queries_per_block = max(1, _MASK_CELLS // (len(takes) * self.num_groups * self.num_keys))
+        self.beta = 1.0
         self.mask: Tensor | None = None
-        if self.use_bmm and num_queries == 1 and bool((ends == self.num_keys).all()):
-            self.beta, self.mask = 0.0, torch.zeros(1, 1, 1, dtype=dtype, device=device)  # all keys are seen: no mask
-        elif self.use_bmm or self.queries_per_block >= num_queries:
-            self.beta, self.mask = 1.0, self._mask(self.query_position, dtype)
-            if self.use_bmm:
-                wide = self.mask.expand(-1, num_kv, -1, -1)
-                self.mask = wide.reshape(-1, num_rows, self.num_keys)
+        if not self.use_bmm:
+            self.query_position = torch.from_numpy(query_position).to(device)
+            if self.queries_per_block >= num_queries:
+                self.mask = self._mask(self.query_position, dtype)
+        elif num_queries == 1 and int(starts.min()) + 1 == self.num_keys:
+            self.beta, self.mask = 0.0, _causal_table(1, dtype, device).view(1, 1, 1)  # every key is seen
+        elif window.width <= _TABLE_WIDTH:
+            num_shared = 1 if num_queries == 1 else self.num_groups  # rows that baddbmm does not repeat by itself
+            by_row = np.broadcast_to(query_position[:, None, :, None], (len(takes), num_kv, num_queries, num_shared))
+            table = _causal_table(window.width, dtype, device)
+            chosen = table.index_select(0, torch.from_numpy(by_row.ravel()).to(device))
+            self.mask = chosen.view(len(takes) * num_kv, -1, window.width)[:, :, : self.num_keys]
+        else:
+            wide = self._mask(torch.from_numpy(query_position).to(device), dtype).expand(-1, num_kv, -1, -1)
+            self.mask = wide.reshape(-1, num_rows, self.num_keys)
 
     def _mask(self, query_position: Tensor, dtype: torch.dtype) -> Tensor:
         """query positions [B, q] -> additive [B, 1, q * G, T]: 0 where the key is not after the query, else -inf."""

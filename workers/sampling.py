@@ -65,17 +65,15 @@ def sample(
         return tokens_B, chosen - chosen  # NaN stays NaN
     if temperature != 1.0:
         logits_BV = logits_BV / temperature
-    logprobs_BV = torch.log_softmax(logits_BV, dim=-1)
-    probs_BV = logprobs_BV.exp()
-    if top_k or top_p < 1.0:
-        probs_BV = _narrow(probs_BV, top_p, top_k)
+    probs_BV = torch.softmax(logits_BV, dim=-1)
+    allowed_BV = _narrow(probs_BV, top_p, top_k) if top_k or top_p < 1.0 else probs_BV
     # float64: in a large vocabulary a float32 sum would lose tokens below 6e-8.
-    cumulative_BV = probs_BV.cumsum(dim=-1, dtype=torch.float64)
-    total_B1 = cumulative_BV[:, -1:]
-    # The first token whose sum exceeds the target: its own probability is above 0. Below the total one always exists.
-    target_B1 = torch.minimum(uniforms_B.unsqueeze(1) * total_B1, torch.nextafter(total_B1, total_B1.new_zeros(())))
+    cumulative_BV = allowed_BV.cumsum(dim=-1, dtype=torch.float64)
+    # The first token whose sum exceeds the target: its own probability is above 0. As the target stays below the total,
+    # also after rounding, there is one; only rows of NaN end beyond the vocabulary.
+    target_B1 = uniforms_B.clamp(max=1.0 - 2.0**-52).unsqueeze(1) * cumulative_BV[:, -1:]
     tokens_B1 = torch.searchsorted(cumulative_BV, target_B1, right=True).clamp_(max=logits_BV.shape[1] - 1)
-    return tokens_B1.squeeze(1), logprobs_BV.gather(1, tokens_B1).squeeze(1)
+    return tokens_B1.squeeze(1), probs_BV.gather(1, tokens_B1).squeeze(1).log_()
 
 
 def _narrow(probs_BV: Tensor, top_p: float, top_k: int) -> Tensor:

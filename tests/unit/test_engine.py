@@ -55,7 +55,7 @@ def full_forward(version: int, tokens: np.ndarray) -> torch.Tensor:
 
 def make_engine(**options) -> Engine:
     engine = Engine(CONFIG, seed=SEED, **{"kv_tokens": 2000, "max_batch_tokens": 512, **options})
-    engine._pool[1:] = float("nan")  # to read a row before it is written would show
+    engine._store.pool[1:] = float("nan")  # to read a row before it is written would show
     for version, weights in enumerate(WEIGHTS):
         engine.set_weights(version, weights)
     return engine
@@ -273,7 +273,7 @@ def test_running_requests_are_taken_back_and_computed_again_when_memory_ends():
     rng = np.random.default_rng(13)
     asked = [request(i, random_context(rng, 10), 25, version=i % 2) for i in range(8)]
     engine = make_engine(kv_tokens=70, max_batch_tokens=16)
-    engine._pool[1:] = float("nan")
+    engine._store.pool[1:] = float("nan")
     finished = run(engine, *asked)
     assert engine.num_taken_back > 0
     for one, segment in zip(asked, finished, strict=True):
