@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 ARGS ?=
 INSTALLED = $(VENV)/.installed
 
-.PHONY: help run test soak bench lint format clean
+.PHONY: help run test soak bench lint format docs clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -32,6 +32,9 @@ lint: $(INSTALLED) ## ruff check and ruff format --check
 format: $(INSTALLED) ## let ruff rewrite the files
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+
+docs: $(INSTALLED) ## write docs/files.md and the options table from the code
+	$(VENV)/bin/python docs/update.py
 
 clean: ## remove the virtual environments and caches (never runs/)
 	rm -rf .venv .ci-venv .pytest_cache .ruff_cache .hypothesis *.egg-info build

@@ -1,0 +1,60 @@
+"""The docs say what the code says: the written pages are fresh, and what README and docs name exists."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from pipeline.command_line import read_arguments
+from pipeline.options import LATER, OPTIONS
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.fixture(scope="module")
+def update():
+    spec = importlib.util.spec_from_file_location("docs_update", ROOT / "docs" / "update.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_options_table_is_fresh(update):
+    page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    assert page == update.options_page(page), "run `make docs`"
+    assert all(f"| `{option.flag}` |" in page for option in OPTIONS.values())
+
+
+def test_every_file_is_listed_with_its_purpose(update):
+    page = (ROOT / "docs" / "files.md").read_text(encoding="utf-8")
+    assert page == update.files_page(), "run `make docs`"
+    for folder in ("pipeline", "workers", "shm", "bench"):
+        for path in (ROOT / folder).rglob("*.py"):
+            assert re.search(rf"^- `{path.relative_to(ROOT)}`: .{{10,}}$", page, re.MULTILINE), path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_paths_exist(page):
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert (page.parent / target).exists(), target
+    for path in re.findall(r"`((?:pipeline|workers|shm|bench|tests|docs)/[\w./]+)`", text):
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_use_options_that_exist(page):
+    found = re.findall(r"^python run\.py (.+?)(?:\s+#.*)?$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    for command in found:
+        if command != "--help":
+            assert read_arguments(command.split(), [*OPTIONS, "config"], LATER)
+    assert found or page.name != "README.md"
+
+
+def test_make_targets_that_are_named_exist():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for page in PAGES:
+        for target in re.findall(r"\bmake ([a-z]+)\b(?=`|\s+#)", page.read_text(encoding="utf-8")):
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
