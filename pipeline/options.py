@@ -39,7 +39,6 @@ EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
             "max_generated_tokens",
             "max_context_tokens",
             "segment_tokens",
-            "tool_output_tokens",
             "max_turn_tokens",
         ),
     ),

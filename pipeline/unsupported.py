@@ -3,6 +3,7 @@
 A feature that gets built takes its line out of here.
 """
 
+from pipeline.config import Budget
 from pipeline.errors import ConfigError
 from pipeline.trainer_config import TrainerConfig
 
@@ -17,9 +18,8 @@ def refuse_unbuilt(config: TrainerConfig) -> None:
         ("Schedule.priority", "fifo", engine.schedule.priority),
         ("forward_backward_batch", "auto", config.forward_backward_batch),
         ("on_failure", "stop", config.on_failure),
-        ("Truncation.train", "zero_reward", config.truncation.train),
-        ("Truncation.by_cause", {}, config.truncation.by_cause),
         ("Budget.final_answer_reserve", 0, engine.budget.final_answer_reserve),
+        ("Budget.tool_output_tokens", Budget().tool_output_tokens, engine.budget.tool_output_tokens),
     ):
         if found != default:
             raise ConfigError(f"{setting}={found!r} isn't built yet; for now only {default!r} works.")

@@ -22,6 +22,7 @@ from pipeline.config import (
     Truncation,
 )
 from pipeline.config_checks import ConfigWarning
+from pipeline.env import TurnResult
 from pipeline.trainer_config import EngineConfig, TrainerConfig
 
 DIRECTORY = Path(os.environ.get("HEADWAY_VECTORS", Path(__file__).parent.parent / "data" / "vectors"))
@@ -40,6 +41,7 @@ CLASSES = {
         KVCache,
         Schedule,
         Truncation,
+        TurnResult,
     )
 }
 # Classes of the user's system that Headway does not have yet, or that another test file covers.
@@ -50,7 +52,6 @@ NOT_HERE = {
     "ImportanceSampling",
     "PPO",
     "PolicyGradient",
-    "TurnResult",
 }
 
 

@@ -207,6 +207,7 @@ def test_config_fields_are_options_or_known_to_be_none():
     not_options = {
         "priority",  # only fifo is built
         "final_answer_reserve",  # the wrap-up request isn't built
+        "tool_output_tokens",  # tool results aren't cut yet
     }
     for owner in (Schedule, Budget, Sampling):
         exposed = {option.field for option in OPTIONS.values() if option.owner is owner} | not_options

@@ -1,0 +1,54 @@
+"""What is valid but not built yet is refused in one sentence when a run starts."""
+
+import warnings
+
+import pytest
+
+from pipeline.config import CISPO, Adam, Budget, ForwardBackwardBatch, GroupCompletion, KVCache, Schedule, Truncation
+from pipeline.errors import ConfigError
+from pipeline.trainer_config import EngineConfig, TrainerConfig
+from pipeline.unsupported import refuse_unbuilt
+
+
+def config(engine=None, **options):
+    defaults = {
+        "optimizer": Adam(lr=1e-4),
+        "completion": GroupCompletion(mode="wait"),
+        "loss": CISPO(normalize="token"),
+        "groups_per_step": 2,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return TrainerConfig(engine=EngineConfig(**(engine or {})), **(defaults | options))
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("stale_policy", lambda: config(stale_policy="keep", allow_unbounded_staleness=True)),
+        ("stale_policy", lambda: config(stale_policy="mask_span", allow_trajectory_loss=True)),
+        ("sampling_policy", lambda: config({"sampling_policy": "segment", "kv_cache": KVCache(max_staleness=1)})),
+        (
+            "GroupCompletion.mode",
+            lambda: config(
+                completion=GroupCompletion(mode="deadline", max_straggler_tokens=1), allow_trajectory_loss=True
+            ),
+        ),
+        ("Schedule.priority", lambda: config({"schedule": Schedule(priority="predicted_length")})),
+        (
+            "forward_backward_batch",
+            lambda: config(max_staleness=0, forward_backward_batch=ForwardBackwardBatch()),
+        ),
+        ("on_failure", lambda: config(on_failure="replace")),
+        ("Budget.final_answer_reserve", lambda: config({"budget": Budget(final_answer_reserve=9)})),
+        ("Budget.tool_output_tokens", lambda: config({"budget": Budget(tool_output_tokens=9)})),
+    ],
+)
+def test_setting_that_is_not_built_is_refused(name, make):
+    with pytest.raises(ConfigError, match=rf"^{name}=.* isn't built yet"):
+        refuse_unbuilt(make())
+
+
+def test_what_is_built_passes():
+    refuse_unbuilt(config())
+    refuse_unbuilt(config(max_staleness=0, truncation=Truncation(train="reward"), batch_order="admission"))
