@@ -6,7 +6,19 @@ from pathlib import Path
 # So that it runs from any directory, installed or not.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from pipeline.cli import main  # noqa: E402
+
+def start() -> int:
+    """The exit code of `headway run` with this script's arguments."""
+    # Here and not at the top: Ctrl-C while modules load, or a package that is missing, must not end in a stack trace.
+    try:
+        from pipeline.cli import main
+    except KeyboardInterrupt:
+        return 130
+    except ModuleNotFoundError as error:
+        print(f"headway: {error.name} is not installed; run `make run`, or `pip install -e .`.", file=sys.stderr)
+        return 2
+    return main(["run", *sys.argv[1:]])
+
 
 if __name__ == "__main__":
-    sys.exit(main(["run", *sys.argv[1:]]))
+    sys.exit(start())

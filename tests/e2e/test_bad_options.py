@@ -106,3 +106,10 @@ def test_a_reader_that_leaves_early_sees_no_stack_trace():
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait(timeout=60) == 1
+
+
+def test_a_missing_package_is_told_in_one_sentence(tmp_path):
+    """What a newcomer sees who runs the script before `make run`: -S hides every installed package."""
+    done = subprocess.run([sys.executable, "-S", str(RUN)], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is not installed; run `make run`" in done.stderr and done.stderr.count("\n") == 1
