@@ -29,7 +29,9 @@ SILENT_SECONDS = 600.0  # a worker that has not moved its heartbeat for so long 
 
 
 class ActiveRun:
-    """Made by `Supervisor.open_run`; belongs to one asyncio loop; `close` frees the memory and leaves the processes idle."""
+    """Made by `Supervisor.open_run`; belongs to one asyncio loop; `close` frees the memory and leaves the processes
+    idle.
+    """
 
     def __init__(
         self,
@@ -104,9 +106,7 @@ class ActiveRun:
 
     def _open_environments(self) -> EnvironmentClient:
         if not self._environment_handles:
-            self._thread = EnvironmentThread(
-                self._env.env_class, self._env.arguments, self.spec.environment_timeout
-            )
+            self._thread = EnvironmentThread(self._env.env_class, self._env.arguments, self.spec.environment_timeout)
             client = EnvironmentClient([self._thread.send])
             self._thread.start(client.receive)
             return client
@@ -232,7 +232,9 @@ class ActiveRun:
             sampler.release_version(version)
 
     def write_reservations(self, reservations: list[tuple[int, int]]) -> int:
-        """Put (group, admitted version) of all outstanding groups into the ledger; returns the epoch the gate must see."""
+        """Put (group, admitted version) of all outstanding groups into the ledger; returns the epoch the gate must
+        see.
+        """
         self._epoch += 1
         self.ledger.write_reservations(self._epoch, reservations)
         return self._epoch

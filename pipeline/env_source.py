@@ -1,4 +1,6 @@
-"""Where a run's environments come from: a class by import path for environment processes, or the class itself for a thread."""
+"""Where a run's environments come from: a class by import path for environment processes, or the class itself for a
+thread.
+"""
 
 import sys
 from typing import Any

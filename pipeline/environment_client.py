@@ -1,7 +1,7 @@
 """The supervisor's end of the environments: calls out, replies in, one future per call.
 
-A host is an environment process, or the thread that stands in for one when the class can't be imported there. A trajectory's
-environment stays with one host from reset to its end.
+A host is an environment process, or the thread that stands in for one when the class can't be imported there. A
+trajectory's environment stays with one host from reset to its end.
 """
 
 import asyncio
@@ -25,7 +25,9 @@ class EnvironmentHandle:
         client.num_open[host] += 1
 
     async def call(self, call: str, argument: dict[str, Any]) -> EnvironmentReply:
-        """reset, turn or truncate (see `EnvironmentCall`). Raises TrajectoryError with the host's sentence if it failed."""
+        """reset, turn or truncate (see `EnvironmentCall`). Raises TrajectoryError with the host's sentence if it
+        failed.
+        """
         reply = await self._client.send(self._host, self._group, self._member, call, argument)
         if reply.error is not None:
             self._close()

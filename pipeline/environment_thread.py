@@ -1,4 +1,5 @@
-"""Environments in a thread of the supervisor: for classes that no other process can import (a script's own `__main__`, a notebook).
+"""Environments in a thread of the supervisor: for classes that no other process can import (a script's own
+`__main__`, a notebook).
 
 It answers the same calls as an environment process. A call that never returns can be named here, but not ended.
 """

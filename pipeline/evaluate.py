@@ -67,7 +67,5 @@ async def evaluate(plan: FinalEvaluation, run: ActiveRun, rollouts: Rollouts, di
     with open(directory / "eval.jsonl", "a", encoding="utf-8") as file:
         values = {name: getattr(evaluation, name) for name in Evaluation.__slots__}
         file.write(json.dumps(values) + "\n")
-    run.events.log(
-        "evaluation", version=version, rows=expected, status="completed", reward_mean=evaluation.reward_mean
-    )
+    run.events.log("evaluation", version=version, rows=expected, status="completed", reward_mean=evaluation.reward_mean)
     return evaluation

@@ -67,5 +67,3 @@ async def _train(trainer: AsyncTrainer, rows: list[dict], config: RunConfig) -> 
     finally:
         progress.close(status, trainer.run_directory)
     return 0 if status == "completed" else EXIT_CODES[signals.received]
-
-

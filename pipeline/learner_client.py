@@ -33,7 +33,9 @@ class LearnerClient:
         versions: np.ndarray,
         zero_gradients: bool = True,
     ) -> asyncio.Future[dict[str, float]]:
-        """Send rows (see `ForwardBackward`); the future is done, with the learner's metrics, when their gradients are."""
+        """Send rows (see `ForwardBackward`); the future is done, with the learner's metrics, when their gradients
+        are.
+        """
         parts = [
             np.ascontiguousarray(array, dtype=kind)
             for array, kind in (

@@ -1,7 +1,8 @@
 """RolloutEngine: admitted groups in, finished groups out, at most `concurrency` trajectories at a time.
 
-Oldest admission first. A trajectory is pinned to the version committed when it makes its first request, and leases its slot
-until it ends. It stays with one sampler, its group's, so that the common prompt and its own earlier turns are computed once.
+Oldest admission first. A trajectory is pinned to the version committed when it makes its first request, and leases
+its slot until it ends. It stays with one sampler, its group's, so that the common prompt and its own earlier turns
+are computed once.
 """
 
 import asyncio

@@ -53,7 +53,9 @@ class RunSpec:
 
 
 class RunBlocks:
-    """Ledger, slots and queues of one run. `sampler_queues` may be called again for a restarted sampler: it gets new ones."""
+    """Ledger, slots and queues of one run. `sampler_queues` may be called again for a restarted sampler: it gets new
+    ones.
+    """
 
     def __init__(self, spec: RunSpec, run_id: int) -> None:
         self._spec = spec

@@ -17,8 +17,8 @@ def make_spec(model: Supervisor, config: TrainerConfig) -> RunSpec:
     context = min(budget.max_context_tokens, positions)
     if budget.max_context_tokens > positions and budget.max_generated_tokens >= positions:
         raise ConfigError(
-            f"Budget allows {budget.max_context_tokens} tokens of context and {budget.max_generated_tokens} generated ones, but "
-            f"the model has {positions} positions; lower Budget.max_context_tokens to at most that."
+            f"Budget allows {budget.max_context_tokens} tokens of context and {budget.max_generated_tokens} "
+            f"generated ones, but the model has {positions} positions; lower Budget.max_context_tokens to at most that."
         )
     learner_device, sampler_devices = model.devices()
     learner_threads, sampler_threads = model.threads()

@@ -91,7 +91,9 @@ class SamplerClient:
         self._large: asyncio.Task | None = None
         self._flush_due = False
 
-    def connect(self, send: Callable[[Message], None], requests: QueueProducer, replies: QueueConsumer, room: int) -> None:
+    def connect(
+        self, send: Callable[[Message], None], requests: QueueProducer, replies: QueueConsumer, room: int
+    ) -> None:
         """Speak to a new incarnation; whatever the one before had not answered is asked again, oldest first."""
         self.disconnect()
         self._send = send
@@ -193,9 +195,7 @@ class SamplerClient:
         if self._send is None:
             return
         if self._released or self._versions:
-            self._send(
-                Release(trajectories=self._released, versions=self._versions, consumed=self._replies.consumed)
-            )
+            self._send(Release(trajectories=self._released, versions=self._versions, consumed=self._replies.consumed))
             self._released, self._versions = [], []
         batch: list[GenerateRequest] = []
         while self._waiting and self._large is None:

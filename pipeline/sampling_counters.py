@@ -7,7 +7,9 @@ from pipeline.sampler_client import SegmentResult
 
 
 class SamplingCounters:
-    """Sums over an interval; `take` returns them as metrics and starts the next one. Concurrency is averaged over time."""
+    """Sums over an interval; `take` returns them as metrics and starts the next one. Concurrency is averaged over
+    time.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -1,7 +1,7 @@
 """Which slot holds which policy version, who leases it, and where the next version goes. Pure but for one callback.
 
-The supervisor alone gives leases and picks the slot of the next update, so the two can't race: a slot named in an update
-is older than the committed version, and nobody is given a lease on an old version.
+The supervisor alone gives leases and picks the slot of the next update, so the two can't race: a slot named in an
+update is older than the committed version, and nobody is given a lease on an old version.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ EMPTY = -1
 
 
 class SlotTable:
-    """Leases per version; `write_lease(slot, count)` mirrors each count into the ledger, where the learner checks it."""
+    """Leases per version; `write_lease(slot, count)` mirrors them into the ledger, where the learner checks them."""
 
     def __init__(self, num_slots: int, write_lease: Callable[[int, int], None]) -> None:
         self._versions = [EMPTY] * num_slots
@@ -42,7 +42,9 @@ class SlotTable:
         return slot
 
     def release(self, version: int) -> bool:
-        """Give one hold back. True: nobody holds `version` now, and it is not the committed one (so nobody ever will)."""
+        """Give one hold back. True: nobody holds `version` now, and it is not the committed one (so nobody ever
+        will).
+        """
         slot = self.slot_of(version)
         self._leases[slot] -= 1
         self._write_lease(slot, self._leases[slot])

@@ -67,7 +67,9 @@ class Supervisor:
         return "cuda:0", [sampler_device(index, num_gpus) for index in range(self.num_samplers)]
 
     def threads(self) -> tuple[int, int]:
-        """Of the learner, and of each sampler: on the CPU they divide the cores; beside a GPU a thread or two suffice."""
+        """Of the learner, and of each sampler: on the CPU they divide the cores; beside a GPU a thread or two
+        suffice.
+        """
         cores = len(os.sched_getaffinity(0))
         share = max(1, cores // (1 + self.num_samplers))
         return share, share
@@ -78,8 +80,8 @@ class Supervisor:
             return max_staleness + 2
         if self.slots < max_staleness + 1:
             raise ConfigError(
-                f"slots is {self.slots}, but max_staleness={max_staleness} can have {max_staleness + 1} versions in use at "
-                f"once; use at least {max_staleness + 1}."
+                f"slots is {self.slots}, but max_staleness={max_staleness} can have {max_staleness + 1} versions "
+                f"in use at once; use at least {max_staleness + 1}."
             )
         return self.slots
 
@@ -97,7 +99,9 @@ class Supervisor:
         if self._run is not None:
             raise RunError("This Supervisor is in a run already; wait for its end, or use a second Supervisor.")
         if threading.current_thread() is not threading.main_thread():
-            raise RunError("A run starts processes, which die with the thread that started them: run in the main thread.")
+            raise RunError(
+                "A run starts processes, which die with the thread that started them: run in the main thread."
+            )
         env_processes = max(1, (os.cpu_count() or 1) // 4) if env.path is not None else 0
         run = ActiveRun(spec, env, self._pool, events, log_dir, max_requests, env_processes)
         self._run = run
@@ -112,5 +116,3 @@ class Supervisor:
         """The processes stay, idle; the run's shared memory goes."""
         self._run = None
         await run.close()
-
-

@@ -1,9 +1,9 @@
 """AsyncTrainer: what users run. It checks every option, opens the run, and hands out one `Step` per trained batch."""
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from pipeline.advantages import Batchwise, GroupCentered
 from pipeline.config import CISPO, Adam, GroupCompletion, Truncation
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.evaluate import Evaluation, FinalEvaluation, evaluate
-from pipeline.events import EventLog
+from pipeline.events import EventLog, JsonLines
 from pipeline.rollouts import RolloutEngine, Rollouts
 from pipeline.run_config import plain
 from pipeline.run_directory import default_run_dir, make_run_dir
@@ -24,11 +24,13 @@ from pipeline.unsupported import refuse_unbuilt
 
 
 class AsyncTrainer:
-    """Trains the model of `engine` by reinforcement learning, sampling ahead by at most `max_staleness` policy versions.
+    """Trains the model of `engine` by reinforcement learning, sampling ahead by at most `max_staleness` policy
+    versions.
 
-    max_staleness 0 is synchronous training by the same code. `validate_batch(trajectories, metrics)` is called before each
-    update; what it raises ends the run. run_dir: where the run's files go (default `runs/<time>-async` or `-sync`).
-    The other options are those of `TrainerConfig`. Raises ConfigError or ConfigTypeError, before any process starts.
+    max_staleness 0 is synchronous training by the same code. `validate_batch(trajectories, metrics)` is called before
+    each update; what it raises ends the run. run_dir: where the run's files go (default `runs/<time>-async` or
+    `-sync`). The other options are those of `TrainerConfig`. Raises ConfigError or ConfigTypeError, before any
+    process starts.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class AsyncTrainer:
             **options,
         )
         self.run_dir = run_dir
+        self.run_directory: Path | None = None  # of the last run, once it has one
         self.stopped = False  # the last run was stopped before its steps were done
         self.evaluation: Evaluation | None = None  # of the last run's final version, if asked for
         self._validate_batch = validate_batch
@@ -84,16 +87,18 @@ class AsyncTrainer:
         )
         self.run_directory = directory
         self.stopped, self._stop_asked, self.evaluation = False, False, None
-        began = time.monotonic()
-        events = EventLog(directory / "events.jsonl", time.monotonic, began)
+        events = EventLog(directory / "events.jsonl", time.monotonic)
+        metrics = JsonLines(directory / "metrics.jsonl")
         try:
-            with open(directory / "metrics.jsonl", "x", encoding="utf-8") as metrics_file:
-                async for step in self._steps(spec, rules, rows, directory, events, mode):
-                    line = {"step": step.n, "model_step": step.model_step, "time": round(time.monotonic() - began, 6)}
-                    metrics_file.write(json.dumps(line | step.metrics) + "\n")
-                    metrics_file.flush()
+            # aclosing: a caller who leaves the loop early must end the run now, not when the garbage is collected.
+            async with aclosing(self._steps(spec, rules, rows, directory, events, mode)) as steps:
+                async for step in steps:
+                    line = {"step": step.n, "model_step": step.model_step, "time": events.seconds()}
+                    metrics.write(line | step.metrics)
+                    metrics.flush()
                     yield step
         finally:
+            metrics.close()
             events.close()
 
     def request_stop(self) -> None:
@@ -171,12 +176,12 @@ class AsyncTrainer:
             status, self.stopped = "stopped", True
             raise
         finally:
-            self._loop = None
+            loop, self._loop = self._loop, None
             if rollouts is not None:
                 await rollouts.stop()
             if run is not None:
                 await model.end_run(run)
-            self._log_end(events, scheduler, rules, status)
+            self._log_end(events, scheduler, loop, status)
 
     def _log_run(self, events: EventLog, rules: ScheduleRules, mode: str) -> None:
         config = self.config
@@ -196,17 +201,17 @@ class AsyncTrainer:
         )
 
     @staticmethod
-    def _log_end(events: EventLog, scheduler: Scheduler, rules: ScheduleRules, status: str) -> None:
-        consumed = scheduler.admitted - scheduler.reserved_groups
+    def _log_end(events: EventLog, scheduler: Scheduler, loop: TrainingLoop | None, status: str) -> None:
+        consumed = loop.num_consumed if loop is not None else 0
         events.log(
             "end",
             status=status,
-            steps=scheduler.batches,
+            steps=loop.num_batches if loop is not None else 0,
             admitted=scheduler.admitted,
             consumed=consumed,
             filtered=0,
             failed=0,
-            outstanding=scheduler.reserved_groups,
+            outstanding=scheduler.admitted - consumed,
         )
 
 
@@ -223,10 +228,6 @@ def run(
             done.append(step)
         return done
 
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(collect())
-    raise ConfigError("rl.run was called inside a running asyncio loop; there, use `async for step in trainer.run(...)`.")
-
-
+    if asyncio._get_running_loop() is not None:
+        raise ConfigError("rl.run was called inside an asyncio loop; there, use `async for step in trainer.run(...)`.")
+    return asyncio.run(collect())

@@ -1,8 +1,8 @@
 """The trainer's loop over batches: admit, wait for a batch that may train, train it, count it.
 
-The order within a step is the protocol of the version bound. The reservations of all outstanding groups are in the ledger before
-the learner is asked to step, the learner's gate reads them, and nothing is admitted, pinned or counted at the new version before
-its answer says that the weights are in their slot.
+The order within a step is the protocol of the version bound. The reservations of all outstanding groups are in the
+ledger before the learner is asked to step, the learner's gate reads them, and nothing is admitted, pinned or counted
+at the new version before its answer says that the weights are in their slot.
 """
 
 import asyncio
@@ -56,7 +56,8 @@ class TrainingLoop:
         self._received: dict[int, Group] = {}
         self._stop = False
         self.waits = Waits(run.events, clock)
-        self.num_batches = 0
+        self.num_batches = 0  # that have begun to train: told in a `batch` event
+        self.num_consumed = 0  # groups in them
         self._restarts_told = 0
 
     def request_stop(self) -> None:
@@ -97,7 +98,6 @@ class TrainingLoop:
             metrics |= await self._update(n, batch, training)
         self._scheduler.commit(batch, updated)
         self._run.write_reservations(self._scheduler.reservations())
-        self.num_batches = n
         now = self._clock()
         metrics["train/batch_seconds"] = now - started
         metrics["train/seconds"] = now - selected
@@ -185,6 +185,8 @@ class TrainingLoop:
             age_max=training.age_max,
             updated=training.rows.num_rows > 0,
         )
+        self.num_batches = n
+        self.num_consumed += len(batch.groups)
 
     async def _update(self, n: int, batch: Batch, training: TrainingBatch) -> dict[str, float]:
         """Gradients, the gate, the step, the new weights in their slot. Returns the learner's metrics."""

@@ -1,7 +1,9 @@
-"""One trajectory from its environment's reset to its reward: requests, turns, tools, budgets (`semantics`: the trajectory loop).
+"""One trajectory from its environment's reset to its reward: requests, turns, tools, budgets (`semantics`: the
+trajectory loop).
 
-Everything it records is exact: spans hold the sampled ids and the log-probs they were sampled with; text exists only for
-the environment. Nothing here decides when a trajectory starts or which version it is pinned to; `rollouts.py` does.
+Everything it records is exact: spans hold the sampled ids and the log-probs they were sampled with; text exists only
+for the environment. Nothing here decides when a trajectory starts or which version it is pinned to; `rollouts.py`
+does.
 """
 
 import asyncio
@@ -37,7 +39,7 @@ class TrajectoryLoop:
     _generated: int = 0
 
     async def run(self, row: dict[str, Any], seed: int) -> None:
-        """To the end: reward, truncation cause, metrics and spans are then in the trajectory. Raises TrajectoryError."""
+        """To the end: reward, truncation cause and spans are then in the trajectory. Raises TrajectoryError."""
         self.doing = "tool"
         reply = await self.environment.call("reset", {"row": row, "seed": seed})
         self._append("prompt", self.chat.render_prompt(reply.result["messages"], reply.result["tools"]))

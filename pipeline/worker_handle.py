@@ -18,8 +18,8 @@ READY_SECONDS = 300.0  # bound on start-up: imports, a large model's first weigh
 class WorkerHandle:
     """Starts, watches and ends one worker process; survives its incarnations.
 
-    `on_message` gets everything after Ready; `on_death(error)` is called once when the process ends unasked, after it was
-    reaped. Belongs to the main thread; within a run, to its asyncio loop.
+    `on_message` gets everything after Ready; `on_death(error)` is called once when the process ends unasked, after it
+    was reaped. Belongs to the main thread; within a run, to its asyncio loop.
     """
 
     def __init__(self, role: str, index: int, module: str, threads: int) -> None:
@@ -87,7 +87,8 @@ class WorkerHandle:
             return await asyncio.wait_for(asyncio.shield(self._ready), READY_SECONDS)
         except TimeoutError:
             raise RunError(
-                f"The {self.name} (pid {self.pid}) was not ready {READY_SECONDS:g} s after its start; see {self.log_path}."
+                f"The {self.name} (pid {self.pid}) was not ready {READY_SECONDS:g} s after its start; "
+                f"see {self.log_path}."
             ) from None
         finally:
             self._ready = None

@@ -22,16 +22,20 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU, or torch is built for the CPU only"))
 
 
-@pytest.fixture(autouse=True)
-def no_leftovers(request, monkeypatch):
-    """In tests/process and tests/e2e: no worker process of the test and no file in /dev/shm outlives it."""
+@pytest.fixture(autouse=True, scope="module")
+def no_leftovers(request):
+    """In tests/process and tests/e2e: no worker process of a test module and no file in /dev/shm outlives it.
+
+    By module, not by test: tests that can share their processes do.
+    """
     if not {"process", "e2e"} & set(request.path.parts):
         yield
         return
     mark = uuid.uuid4().hex
-    monkeypatch.setenv(MARK, mark)
+    os.environ[MARK] = mark
     blocks = set(os.listdir("/dev/shm"))
     yield
+    del os.environ[MARK]
     left = leftovers(mark, blocks)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while left and time.monotonic() < deadline:

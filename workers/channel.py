@@ -1,9 +1,9 @@
 """ZeroMQ links between the supervisor and its workers: one DEALER-DEALER pair per incarnation of a worker.
 
-DEALER on both ends because a ROUTER silently drops what it can't route; high-water marks are off because every message
-is bounded already (by the room reserved in the shared-memory queues), so nothing is ever dropped or blocked on. A socket
-belongs to the thread that made it. Each incarnation gets an endpoint of its own, so nothing of a dead predecessor can
-arrive.
+DEALER on both ends because a ROUTER silently drops what it can't route; high-water marks are off because every
+message is bounded already (by the room reserved in the shared-memory queues), so nothing is ever dropped or blocked
+on. A socket belongs to the thread that made it. Each incarnation gets an endpoint of its own, so nothing of a dead
+predecessor can arrive.
 """
 
 import asyncio
@@ -73,8 +73,8 @@ class WorkerChannel:
 class SupervisorLink:
     """The supervisor's end: binds, and hands each message to `on_message` from the asyncio loop it is attached to.
 
-    It reads the socket's own descriptor in the loop rather than through `zmq.asyncio`, whose future per message costs more
-    than the message. The descriptor is edge-triggered: it must be drained, and looked at again after each send.
+    It reads the socket's own descriptor in the loop rather than through `zmq.asyncio`, whose future per message costs
+    more than the message. The descriptor is edge-triggered: it must be drained, and looked at again after each send.
     """
 
     def __init__(self, context: zmq.Context, endpoint: str, incarnation: int, name: str) -> None:
@@ -106,8 +106,9 @@ class SupervisorLink:
         self._loop = self._on_message = self._recheck = None
 
     def send(self, message: Message) -> None:
-        """Never blocks. With no worker at the other end (it is gone, or not up yet) the message is dropped: of its death
-        the process's sentinel tells. Raises ChannelError after `close` or from another thread."""
+        """Never blocks. With no worker at the other end (it is gone, or not up yet) the message is dropped: of its
+        death the process's sentinel tells. Raises ChannelError after `close` or from another thread.
+        """
         if self._socket.closed:
             raise ChannelError(f"The link to {self.name} is closed; nothing can be sent to it.")
         if threading.get_ident() != self._thread:

@@ -1,7 +1,8 @@
 """The learner process: gradients of the batches it is sent, optimizer steps that the gate allows, weights into slots.
 
-It owns the version and slot words of the ledger. An update is whole when its slot is READY and `policy_version` is written; only then it
-answers `Published`, and only after that answer does anyone admit, pin or count at the new version.
+It owns the version and slot words of the ledger. An update is whole when its slot is READY and `policy_version` is
+written; only then it answers `Published`, and only after that answer does anyone admit, pin or count at the new
+version.
 """
 
 import os
@@ -110,13 +111,17 @@ class Learner:
             self._batch_versions = []
         self._batch_versions += np.unique(rows.versions[rows.versions >= 0]).tolist()
         version = self._ledger.policy_version()
-        metrics = self._trainee.forward_backward(rows, version=version, zero_gradients=message.zero_gradients)
+        metrics = self._trainee.forward_backward(
+            rows, version=version, zero_gradients=message.zero_gradients, batch=message.batch
+        )
         self._channel.send(GradientsDone(batch=message.batch, metrics=metrics, consumed=self._inbox.consumed))
 
     def _optim_step(self, message: OptimStep) -> None:
         self._pass_gate(message)
         self._row.beat(Activity.PUBLISHING)
-        metrics = self._trainee.optimizer_step(lr=message.lr, gradient_scale=message.gradient_scale)
+        metrics = self._trainee.optimizer_step(
+            lr=message.lr, gradient_scale=message.gradient_scale, batch=message.batch
+        )
         started = time.monotonic()
         num_bytes = self.publish(message.to_version, message.slot)
         metrics["train/publish_seconds"] = time.monotonic() - started
@@ -133,10 +138,13 @@ class Learner:
         version = self._ledger.policy_version()
         if (message.from_version, message.to_version) != (version, version + 1):
             raise GateError(
-                f"A step from version {message.from_version} to {message.to_version} was asked for at version {version}."
+                f"A step from version {message.from_version} to {message.to_version} was asked for "
+                f"at version {version}."
             )
         if self._ledger.read_lease(message.slot) != 0:
-            raise GateError(f"Slot {message.slot} is still leased; version {message.to_version} can't be written there.")
+            raise GateError(
+                f"Slot {message.slot} is still leased; version {message.to_version} can't be written there."
+            )
         _, reservations = self._ledger.reservations(message.epoch)
         consumed = set(message.groups)
         why = refusal(

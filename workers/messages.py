@@ -69,8 +69,8 @@ class EnvironmentCall(NamedTuple):
 class EnvironmentReply(NamedTuple):
     """Its answer. `error` is null or one sentence; the other fields are then empty.
 
-    reset: result {"messages": [...], "tools": [schema, …]}. turn: {"messages": [...], "max_turn_tokens": int | null}, or, when
-    the episode has ended, {"messages": null, "reward": float}. truncate: {"reward": float}. Each may hold
+    reset: result {"messages": [...], "tools": [schema, …]}. turn: {"messages": [...], "max_turn_tokens": int | null},
+    or, when the episode has ended, {"messages": null, "reward": float}. truncate: {"reward": float}. Each may hold
     "metrics": {name: float}, summed into `rollout/<name>`. After a reward the environment is closed and gone.
     """
 
@@ -195,8 +195,8 @@ class GradientsDone(Message):
 class OptimStep(Message):
     """Supervisor → learner: step from version `from_version` and publish into `slot`, if the gate allows.
 
-    `groups` are the batch's; the reservations of all others must be met after it. The learner reads them from the ledger at
-    `epoch` or later.
+    `groups` are the batch's; the reservations of all others must be met after it. The learner reads them from the
+    ledger at `epoch` or later.
     """
 
     batch: int
@@ -291,7 +291,8 @@ def decode(data: bytes) -> tuple[int, Message]:
     protocol, incarnation, kind, *content = values
     if protocol != PROTOCOL:
         raise MessageError(
-            f"A message speaks protocol {protocol!r}, this process speaks {PROTOCOL}: two versions of Headway run together."
+            f"A message speaks protocol {protocol!r}, this process speaks {PROTOCOL}: two versions of "
+            "Headway run together."
         )
     cls = KINDS.get(kind) if isinstance(kind, int) else None
     if cls is None or not isinstance(incarnation, int):

@@ -1,8 +1,8 @@
 """The sampler process: requests in, segments out, several policy versions at once.
 
-The story of `main`: open what the start message names, say ready, then loop: read what has arrived, let the engine take one
-step, send back what it finished. A request names its version and the slot that holds it; the supervisor holds a lease on that slot
-until it says `Release`, so the weights are used in place, without a copy.
+The story of `main`: open what the start message names, say ready, then loop: read what has arrived, let the engine
+take one step, send back what it finished. A request names its version and the slot that holds it; the supervisor
+holds a lease on that slot until it says `Release`, so the weights are used in place, without a copy.
 """
 
 import os

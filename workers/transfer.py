@@ -1,7 +1,7 @@
 """Payloads over a shared-memory queue: whole when small, in pieces when larger than a quarter of it.
 
-The sender is asynchronous (the supervisor must never block), the receiver is a plain worker loop. Freed space comes back
-as `consumed` on messages the other way; `note_consumed` wakes whoever waits for room.
+The sender is asynchronous (the supervisor must never block), the receiver is a plain worker loop. Freed space comes
+back as `consumed` on messages the other way; `note_consumed` wakes whoever waits for room.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Synchronous training in one process, written the plain way: what `max_staleness=0` must equal.
 
-A loop anyone could write from the formulas: sample each token with a full forward, play the game, centre the rewards, one
-weighted sum as the loss, AdamW. It shares with Headway the first weights, the noise (a function of seed, group, member, position)
-and the words of the task; everything else is its own.
+A loop anyone could write from the formulas: sample each token with a full forward, play the game, centre the rewards,
+one weighted sum as the loss, AdamW. It shares with Headway the first weights, the noise (a function of seed, group,
+member, position) and the words of the task; everything else is its own.
 """
 
 import math
@@ -118,18 +118,20 @@ def play(weights, config, games, seed, chat):
 def loss_of(weights, config, games, group_size, eps_max=6.0):
     """CISPO with group-centred advantages, averaged over the batch's generated tokens; scalar."""
     logits = forward(weights, config, pad([game.ids for game in games]))
-    num_tokens = sum(sum(game.generated) for game in games)
-    total = 0.0
+    rows, places, tokens, advantages, behaviour = [], [], [], [], []
     for index, game in enumerate(games):
         members = games[index - index % group_size :][:group_size]
         advantage = game.reward - sum(one.reward for one in members) / group_size
-        logprobs = logits[index].log_softmax(-1)
         for t in range(1, len(game.ids)):
             if game.generated[t]:
-                logprob = logprobs[t - 1, game.ids[t]]
-                ratio = (logprob.detach() - game.logprobs[t]).exp().clamp(max=eps_max)
-                total = total - advantage / num_tokens * ratio * logprob
-    return total
+                rows.append(index)
+                places.append(t - 1)  # where token t is predicted
+                tokens.append(game.ids[t])
+                advantages.append(advantage)
+                behaviour.append(game.logprobs[t])
+    logprobs = logits[rows, places].log_softmax(-1)[range(len(tokens)), tokens]
+    ratios = (logprobs.detach() - torch.tensor(behaviour, dtype=logprobs.dtype)).exp().clamp(max=eps_max)
+    return -(torch.tensor(advantages, dtype=logprobs.dtype) / len(tokens) * ratios * logprobs).sum()
 
 
 def train(config, chat, rows, *, seed, steps, groups_per_step, group_size, lr, beta1, beta2, eps, grad_clip_norm):

@@ -1,0 +1,91 @@
+"""Environments that the process tests import in real environment processes."""
+
+import asyncio
+import os
+import time
+
+from pipeline.env import tool
+from pipeline.tasks.guess import Guess
+
+
+class HeldGuess(Guess):
+    """`guess` whose rows may name files, in `directory`, that their first guess waits for (`waits_for`), and one that
+    each member makes at its end (`marks`, with `.<member>` behind it). The reward is 0 or 1 by member, so that every
+    batch has a gradient.
+    """
+
+    def __init__(self, directory: str) -> None:
+        super().__init__()
+        self._directory = directory
+
+    def reset(self, row):
+        self._waits_for = [os.path.join(self._directory, name) for name in row.get("waits_for", [])]
+        return super().reset(row)
+
+    @tool
+    async def guess(self, number: int) -> str:
+        """Guess.
+
+        Args:
+            number: the guess
+        """
+        while not all(os.path.exists(path) for path in self._waits_for):
+            await asyncio.sleep(0.01)
+        return await super().guess(number)
+
+    def reward(self, traj, row):
+        if "marks" in row:
+            open(os.path.join(self._directory, f"{row['marks']}.{traj.member}"), "x").close()
+        return float(traj.member % 2)
+
+
+class BrokenReward(Guess):
+    """`guess` whose reward raises for the number 3."""
+
+    def reward(self, traj, row):
+        if row["number"] == 3:
+            raise KeyError("answer")
+        return super().reward(traj, row)
+
+
+class NotANumber(Guess):
+    """`guess` whose reward is no finite number."""
+
+    def reward(self, traj, row):
+        return float("nan")
+
+
+class Hanging(Guess):
+    """`guess` whose tool never returns, and can't be cancelled: it blocks the event loop of its process."""
+
+    def __init__(self, seconds: float = 3600.0) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    @tool
+    async def guess(self, number: int) -> str:
+        """Guess.
+
+        Args:
+            number: the guess
+        """
+        time.sleep(self._seconds)
+        return "higher"
+
+
+class Slow(Guess):
+    """`guess` whose tool takes `seconds`, cancellably."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    @tool
+    async def guess(self, number: int) -> str:
+        """Guess.
+
+        Args:
+            number: the guess
+        """
+        await asyncio.sleep(self._seconds)
+        return await super().guess(number)

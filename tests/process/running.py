@@ -1,0 +1,52 @@
+"""What the process tests share: a trainer for `guess`, the events of a run, and what it must leave behind (nothing)."""
+
+import json
+import os
+
+import psutil
+
+import pipeline as rl
+from pipeline import cli
+from pipeline.tasks import guess
+
+
+def make_trainer(model, run_dir, env=guess.Guess, *, arguments=None, schedule=None, timeout=600.0, **options):
+    """An AsyncTrainer for `guess` with the defaults of run.py, small where time is."""
+    engine = rl.RolloutEngine(
+        model,
+        env=env,
+        env_arguments=arguments,
+        schedule=schedule or rl.Schedule(concurrency=192),
+        budget=rl.Budget(max_turn_tokens=guess.MAX_TURN_TOKENS, max_context_tokens=128),
+        environment_timeout=timeout,
+    )
+    defaults = {"groups_per_step": 4, "group_size": 4, "max_staleness": 2, "optimizer": rl.Adam(lr=1e-3)}
+    return rl.AsyncTrainer(
+        engine=engine,
+        loss=rl.CISPO(normalize="token"),
+        completion=rl.GroupCompletion(mode="wait"),
+        run_dir=str(run_dir),
+        **(defaults | options),
+    )
+
+
+def events_of(run_dir, kind=None):
+    with open(os.path.join(run_dir, "events.jsonl"), encoding="utf-8") as file:
+        events = [json.loads(line) for line in file]
+    return events if kind is None else [event for event in events if event["event"] == kind]
+
+
+def audit(run_dir):
+    """`headway audit`: its exit code."""
+    return cli.main(["audit", str(run_dir)])
+
+
+def worker_processes(parent=None):
+    """Headway's worker processes; of `parent` (a pid) only, if given."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "ppid", "status"]):
+        words = process.info["cmdline"] or []
+        is_worker = any(word in ("workers.sampler", "workers.learner", "pipeline.env_process") for word in words)
+        if is_worker and process.info["status"] != psutil.STATUS_ZOMBIE and parent in (None, process.info["ppid"]):
+            found.append(process)
+    return found

@@ -1,0 +1,78 @@
+"""Synchronous training through all processes equals a plain loop in this one."""
+
+import numpy as np
+import plain_loop
+import pytest
+
+import pipeline as rl
+from pipeline.tasks import guess
+from shm.block import Block
+
+STEPS = 5
+
+
+def published_weights(model: rl.Supervisor) -> np.ndarray:
+    """A copy of the committed version's slot, float32."""
+    run = model._run
+    fields = run._blocks.learner_config()["slots"]["blocks"][run.slots.slot_of(run.version)]
+    with Block.open(fields["path"], fields["num_bytes"]) as block:
+        return np.frombuffer(block.view, dtype=np.float32).copy()
+
+
+def test_sync_mode_gives_the_tokens_losses_and_weights_of_a_plain_loop(tmp_path):
+    rows = guess.train_rows(0)
+    optimizer = rl.Adam(lr=1e-3, grad_clip_norm=1.0)
+    seen, losses, weights = [], [], []
+
+    with rl.Supervisor(device="cpu", check_weights=True) as model:
+        trainer = rl.AsyncTrainer(
+            engine=rl.RolloutEngine(
+                model,
+                env=guess.Guess,
+                schedule=rl.Schedule(concurrency=64),
+                budget=rl.Budget(max_turn_tokens=guess.MAX_TURN_TOKENS, max_context_tokens=128),
+                seed=3,
+            ),
+            optimizer=optimizer,
+            loss=rl.CISPO(normalize="token"),
+            completion=rl.GroupCompletion(mode="wait"),
+            groups_per_step=8,
+            group_size=8,
+            max_staleness=0,
+            run_dir=str(tmp_path / "run"),
+            validate_batch=lambda trajectories, metrics: seen.append(list(trajectories)),
+        )
+
+        def note(step):
+            losses.append(step.metrics["train/loss"])
+            weights.append(published_weights(model))
+
+        rl.run(trainer, rows, steps=STEPS, on_step=note)
+        config, chat = model.model_config, model.chat
+
+    plain = plain_loop.train(
+        config,
+        chat,
+        rows,
+        seed=3,
+        steps=STEPS,
+        groups_per_step=8,
+        group_size=8,
+        lr=[optimizer.lr] * STEPS,
+        beta1=optimizer.beta1,
+        beta2=optimizer.beta2,
+        eps=optimizer.eps,
+        grad_clip_norm=optimizer.grad_clip_norm,
+    )
+    for step, (games, loss, flat) in enumerate(plain):
+        assert [one.run_tokens() for one in seen[step]] == [_until_last_generated(game) for game in games], step
+        assert [one.reward for one in seen[step]] == [game.reward for game in games]
+        sampled = [x for one in seen[step] for s in one.spans if s.kind == "generated" for x in s.logprobs]
+        expected = [x for game in games for x, own in zip(game.logprobs, game.generated, strict=True) if own]
+        assert sampled == pytest.approx(expected, abs=1e-5)
+        assert losses[step] == pytest.approx(loss, abs=1e-5)
+        np.testing.assert_allclose(weights[step], flat, rtol=0, atol=1e-5)
+
+
+def _until_last_generated(game):
+    return game.ids[: len(game.generated) - game.generated[::-1].index(True)]

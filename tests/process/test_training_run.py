@@ -1,0 +1,209 @@
+"""Whole runs on real processes, kept alive between the tests that can share them."""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+
+import pytest
+from running import audit, events_of, make_trainer, worker_processes
+
+import pipeline as rl
+from pipeline.tasks import guess
+from workers.errors import WorkerDied
+
+ROWS = guess.train_rows(0)
+
+
+@pytest.fixture(scope="module")
+def model():
+    with rl.Supervisor(device="cpu", check_weights=True) as supervisor:
+        yield supervisor
+
+
+def test_async_run_keeps_its_bound_and_passes_the_audit(model, tmp_path):
+    trainer = make_trainer(model, tmp_path / "run")
+    steps = rl.run(trainer, ROWS, steps=8)
+    assert [step.n for step in steps] == list(range(1, 9))
+    assert [step.model_step for step in steps][-1] == sum(step.metrics["train/updated"] for step in steps)
+    assert max(step.metrics["staleness/span_age_max"] for step in steps) <= 2
+    assert audit(tmp_path / "run") == 0
+    assert [event["status"] for event in events_of(tmp_path / "run", "end")] == ["completed"]
+
+
+def test_first_batch_is_on_policy_and_sampler_and_learner_agree(model, tmp_path):
+    trainer = make_trainer(model, tmp_path / "run", max_staleness=0)
+    steps = rl.run(trainer, ROWS, steps=3)
+    for step in steps:  # synchronous: every batch has age 0
+        assert step.metrics["mismatch/max_abs_logprob"] <= 1e-5
+        assert step.metrics["importance/ratio_max"] == pytest.approx(1.0, abs=1e-5)
+        assert step.metrics["importance/ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_processes_are_used_again_by_the_next_run(model, tmp_path):
+    rl.run(make_trainer(model, tmp_path / "first"), ROWS, steps=1)
+    before = {process.pid for process in worker_processes(os.getpid())}
+    rl.run(make_trainer(model, tmp_path / "second", max_staleness=1), ROWS, steps=2)
+    assert {process.pid for process in worker_processes(os.getpid())} == before
+    assert {path.name for path in (tmp_path / "second" / "logs").iterdir()} >= {"learner-0.log", "sampler-0.log"}
+
+
+@pytest.mark.parametrize("trained_at", [10, 11, 12])
+def test_group_of_version_10_trains_at_10_11_or_12_and_never_at_13(model, tmp_path, trained_at):
+    """With batches of 2 and one group of surplus, groups 21 and 22 are admitted at version 10. Group 21 is held in
+    its tool until version `trained_at`; its competitors there wait for it, except at 12, where nothing but the bound
+    makes the trainer wait.
+    """
+    run_dir, held = tmp_path / "run", 21
+    rows = [dict(row) for row in ROWS[:40]]
+    rows[held] |= {"waits_for": ["release"], "marks": "done"}
+    for group in {10: (20, 22), 11: (23, 24), 12: ()}[trained_at]:
+        rows[group]["waits_for"] = ["done.0", "done.1"]
+    release = tmp_path / "release"
+
+    def let_go(step):
+        if step.model_step == trained_at:
+            if trained_at < 12:
+                release.touch()
+            else:  # long enough to train at 13, if anything would
+                threading.Timer(1.0, release.touch).start()
+
+    trainer = make_trainer(
+        model,
+        run_dir,
+        env="process_envs:HeldGuess",
+        arguments={"directory": str(tmp_path)},
+        schedule=rl.Schedule(concurrency=64, admit_ahead=0, oversample_factor=1.5),
+        groups_per_step=2,
+        group_size=2,
+    )
+    rl.run(trainer, rows, steps=15, on_step=let_go)
+
+    admitted = {event["group"]: event["version"] for event in events_of(run_dir, "admitted")}
+    versions = [event["version"] for event in events_of(run_dir, "batch") if held in event["groups"]]
+    assert (admitted[held], versions) == (10, [trained_at])
+    assert audit(run_dir) == 0
+
+
+def test_gate_refuses_a_step_that_the_supervisor_should_not_have_asked_for(tmp_path, monkeypatch):
+    """With the schedule's own check broken, the learner still refuses, and the run names the group."""
+    monkeypatch.setattr("pipeline.schedule.first_blocker", lambda *facts: None)
+    monkeypatch.setattr("pipeline.schedule.fits", lambda *facts: True)
+    rows = [dict(row, waits_for=["never"] if index == 0 else []) for index, row in enumerate(ROWS[:64])]
+    with rl.Supervisor(device="cpu") as model:
+        trainer = make_trainer(
+            model, tmp_path / "run", env="process_envs:HeldGuess", arguments={"directory": str(tmp_path)}
+        )
+        with pytest.raises(WorkerDied, match=r"learner.*[Gg]roup 0"):
+            rl.run(trainer, rows, steps=10)
+
+
+def test_sampler_killed_in_mid_segment_is_restarted_and_nothing_is_lost(model, tmp_path):
+    run_dir = tmp_path / "run"
+    trainer = make_trainer(model, run_dir)
+
+    async def train():
+        async for step in trainer.run(ROWS, steps=12):
+            if step.n in (2, 6):
+                sampler = model._run.samplers[0]
+                pid = model._run._sampler_handles[0].pid
+                os.kill(pid, signal.SIGSTOP)  # so that requests are with it when it dies
+                for _ in range(500):
+                    await asyncio.sleep(0.01)
+                    if sampler._sent:
+                        break
+                assert sampler._sent, "no request was in flight"
+                os.kill(pid, signal.SIGKILL)
+
+    asyncio.run(train())
+    assert len(events_of(run_dir, "restart")) == 2
+    assert audit(run_dir) == 0
+    numbers = [event["trajectory"] for event in events_of(run_dir, "trajectory")]
+    assert len(numbers) == len(set(numbers)) == 12 * 16
+
+
+def test_dead_learner_ends_the_run_with_one_sentence(tmp_path):
+    with rl.Supervisor(device="cpu") as model:
+        trainer = make_trainer(model, tmp_path / "run")
+        with pytest.raises(WorkerDied, match=r"learner 0 \(pid \d+\) was killed by SIGKILL"):
+            rl.run(
+                trainer, ROWS, steps=50, on_step=lambda step: os.kill(model._run._learner_handle.pid, signal.SIGKILL)
+            )
+    assert events_of(tmp_path / "run", "end")[0]["status"] == "failed"
+    assert audit(tmp_path / "run") == 0
+
+
+def test_dead_environment_process_ends_the_run_with_one_sentence(tmp_path):
+    with rl.Supervisor(device="cpu") as model:
+        trainer = make_trainer(model, tmp_path / "run")
+
+        def kill(step):
+            os.kill(model._run._environment_handles[0].pid, signal.SIGKILL)
+
+        with pytest.raises(WorkerDied, match=r"environment 0 \(pid \d+\) was killed by SIGKILL"):
+            rl.run(trainer, ROWS, steps=50, on_step=kill)
+        # The same supervisor starts what is missing and runs again.
+        steps = rl.run(make_trainer(model, tmp_path / "again"), ROWS, steps=2)
+        assert len(steps) == 2
+
+
+@pytest.mark.parametrize(
+    ("env", "sentence"),
+    [("BrokenReward", r"BrokenReward.*reward.*KeyError"), ("NotANumber", r"NotANumber.*reward.*nan")],
+)
+def test_failed_trajectory_ends_the_run_and_names_the_call(model, tmp_path, env, sentence):
+    trainer = make_trainer(model, tmp_path / "run", env=f"process_envs:{env}")
+    with pytest.raises(rl.TrajectoryError, match=sentence):
+        rl.run(trainer, ROWS, steps=20)
+    assert audit(tmp_path / "run") == 0
+
+
+def test_environment_that_takes_too_long_ends_the_run_and_is_named(model, tmp_path):
+    trainer = make_trainer(model, tmp_path / "run", env="process_envs:Slow", arguments={"seconds": 60.0}, timeout=0.5)
+    with pytest.raises(rl.TrajectoryError, match=r"Slow.*guess"):
+        rl.run(trainer, ROWS, steps=2)
+
+
+def test_environment_that_cannot_be_imported_is_one_sentence(tmp_path):
+    with rl.Supervisor(device="cpu") as model:
+        trainer = make_trainer(model, tmp_path / "run", env="process_envs:Nothing")
+        with pytest.raises(rl.HeadwayError, match="process_envs:Nothing"):
+            rl.run(trainer, ROWS, steps=2)
+
+
+def test_leaving_the_loop_early_ends_the_run_in_order(model, tmp_path):
+    trainer = make_trainer(model, tmp_path / "run")
+
+    async def train():
+        steps = trainer.run(ROWS, steps=100)
+        async for step in steps:
+            if step.n == 2:
+                break
+        await steps.aclose()
+
+    asyncio.run(train())
+    (end,) = events_of(tmp_path / "run", "end")
+    assert (end["status"], end["steps"]) == ("stopped", 2)
+    assert audit(tmp_path / "run") == 0
+
+
+def test_wait_for_a_slow_trajectory_is_told_with_its_cause(model, tmp_path):
+    run_dir, release = tmp_path / "run", tmp_path / "release"
+    rows = [dict(row, waits_for=["release"] if index == 0 else []) for index, row in enumerate(ROWS[:64])]
+    trainer = make_trainer(model, run_dir, env="process_envs:HeldGuess", arguments={"directory": str(tmp_path)})
+    began = []
+
+    def note(step):
+        began.append(time.monotonic())
+        if step.n == 2:  # two versions on, group 0 must be in the next batch
+            threading.Timer(1.0, release.touch).start()
+
+    steps = rl.run(trainer, rows, steps=5, on_step=note)
+    waits = [event for event in events_of(run_dir, "wait") if event["why"] == "tool"]
+    assert waits, events_of(run_dir, "wait")
+    assert waits[0]["group"] == 0 and waits[0]["trajectory"].startswith("0.")
+    waited = [step for step in steps if step.metrics["staleness/wait_seconds"] > 0.5]
+    assert [step.n for step in waited] == [3]
+    assert waited[0].metrics["staleness/wait_seconds/tool"] == waited[0].metrics["staleness/wait_seconds"]
+    assert [event["groups"][0] for event in events_of(run_dir, "batch") if 0 in event["groups"]] == [0]
