@@ -53,11 +53,8 @@ class Audit:
     def replay(self, e):
         kind, need, run, group, one = e["event"], self.need, self.run, None, None
         need(e["t"] >= self.seconds, f"t goes back from {self.seconds} to {e['t']}")
-        in_order = self.due not in ("run", "nothing") and IN_ORDER.get(kind, self.due) == self.due
-        in_order |= (
-            kind == "end" and e["status"] == "failed" and self.due in ("optim", "published")
-        )  # died in an update
-        need(kind == "run" or in_order, f"{kind} does not belong here: due is {self.due}")
+        due = IN_ORDER.get("failed end" if e.get("status") == "failed" else kind, "any optim published").split()
+        need(kind == "run" or self.due in due, f"{kind} does not belong here: due is {self.due}")
         self.seconds = e["t"]
         if kind in (*OF_TRAJECTORY, "ready", "filtered", "failed"):
             group = self.groups[e["group"]]
