@@ -5,6 +5,8 @@
 (`batching.attention_groups`), in which a sequence keeps its lane while it runs.
 """
 
+from math import prod
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -34,11 +36,9 @@ class KVStore:
         self._config = config
         self._cache = cache
         self._dtype, self._device = dtype, device
-        # Zeros, not a wrong-looking value: untouched pages then take no memory. The tests poison it.
-        self.pool = torch.zeros(
-            (cache.pool.num_rows + 1, config.num_layers, 2, config.num_kv_heads, config.head_dim),
-            dtype=dtype,
-            device=device,
+        shape = (cache.pool.num_rows + 1, config.num_layers, 2, config.num_kv_heads, config.head_dim)
+        self.pool = (
+            _untouched_zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
         )
         self._windows: dict[tuple[int, int], _LastingWindow] = {}  # by (version, key class)
         self._num_windows = 0
@@ -191,3 +191,8 @@ class Pass:
             outs.append(attention(layer, q[begin:end], k[begin:end], v[begin:end]))
             begin = end
         return torch.cat(outs)
+
+
+def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros in pages that take no memory until they are written: `torch.zeros` would fill a large pool at once."""
+    return torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from workers.kv_cache import WRITTEN, KVCache
 
-NUM_ROWS = 24
+NUM_ROWS = 16
 MOST_TOKENS = 10
 
 
@@ -79,7 +79,7 @@ class KVCacheMachine(RuleBasedStateMachine):
             assert nothing_runs or self.cache.pool.num_free >= headroom
 
     @precondition(lambda self: self.running)
-    @rule(which=st.integers(0, 100), most=st.integers(1, 4))
+    @rule(which=st.integers(0, 100), most=st.integers(1, MOST_TOKENS))
     def compute(self, which: int, most: int) -> None:
         slot = self.running[which % len(self.running)]
         cache = self.cache

@@ -390,6 +390,19 @@ def test_sampling_options_reach_the_tokens():
     assert_like_full_forward(asked, segment, **options)
 
 
+def test_bfloat16_stays_near_float32():
+    flat = torch.cat([tensor.reshape(-1) for tensor in WEIGHTS[0].named.values()]).bfloat16()
+    engine = Engine(CONFIG, seed=SEED, kv_tokens=500, max_batch_tokens=16, dtype=torch.bfloat16)
+    engine.set_weights(0, bind_weights(flat, CONFIG))
+    rng = np.random.default_rng(21)
+    asked = [request(i, random_context(rng, n), 8) for i, n in enumerate([1, 12, 40])]
+    for one, segment in zip(asked, run(engine, *asked), strict=True):
+        whole = np.concatenate((one.tokens, segment.tokens))
+        reference = full_forward(0, whole)[len(one.tokens) - 1 : -1].log_softmax(-1)
+        expected = reference.gather(1, torch.from_numpy(segment.tokens.astype(np.int64)).unsqueeze(1)).squeeze(1)
+        np.testing.assert_allclose(segment.logprobs, expected.numpy(), atol=0.2, rtol=0)
+
+
 def test_a_version_in_use_can_not_be_dropped():
     engine = make_engine()
     engine.add(request(0, [1, 2, 3], version=1))

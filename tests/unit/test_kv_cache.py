@@ -179,6 +179,19 @@ def test_a_start_without_room_evicts_nothing_in_vain():
     assert cache.allocated[idle] == 2
 
 
+def test_a_start_without_room_keeps_what_the_trajectory_has():
+    cache = KVCache(8)
+    slot = begin(cache, 0, ids(1, 2, 3), group=0)
+    compute(cache, slot)
+    cache.park(slot)
+    begin(cache, 0, ids(4, 5, 6), group=1)
+    cache.open(0, 0, 0, ids(1, 2, 3, 4, 5, 6), 8)
+    assert not cache.start(slot)
+    assert cache.allocated[slot] == cache.computed[slot] == 3
+    cache.release(1, 0)
+    assert cache.start(slot) and cache.computed[slot] == 3
+
+
 def test_headroom_is_left_free():
     cache = KVCache(8)
     slot = cache.open(0, 0, 0, ids(1, 2, 3), 5)
