@@ -37,6 +37,10 @@ FIELDS: dict[str, str] = {
 }
 OPTIONAL: dict[str, str] = {"run": "resumed", "batch": "members"}
 
+# Made once: json.dumps with options makes an encoder per call. ASCII only, so that no character inside a text can end
+# the line for some reader.
+_encode = json.JSONEncoder(allow_nan=False, ensure_ascii=True).encode
+
 _REQUIRED = {event: frozenset(names.split()) for event, names in FIELDS.items()}
 _ALLOWED = {event: names | frozenset(OPTIONAL.get(event, "").split()) for event, names in _REQUIRED.items()}
 
@@ -53,8 +57,7 @@ class JsonLines:
         if self._file is None:
             raise RunError(f"{self._path} is closed; nothing can be written to it any more.")
         try:
-            # ASCII only, so that no character inside a text can end the line for some reader.
-            line = json.dumps(record, allow_nan=False, separators=(", ", ": "))
+            line = _encode(record)
         except ValueError as error:
             raise RunError(f"A record for {self._path} can't be written as JSON ({error}): {record!r}.") from error
         self._guard(lambda file: file.write(line + "\n"))

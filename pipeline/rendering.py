@@ -13,6 +13,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from pipeline.errors import ConfigError
 
+START = "<start>"  # opens a conversation that has no other markup
 END = "<end>"  # ends each turn of the model
 MODEL = "<model>"  # from here on the model writes
 
@@ -47,6 +48,14 @@ class ChatFormat(Protocol):
         """The text (without the stop token) and the tool calls of a turn."""
 
 
+def no_calls(words: list[str]) -> list[dict[str, Any]]:
+    """For tasks without tools: the environment reads the turn's text."""
+    return []
+
+
+FindCalls = Callable[[list[str]], list[dict[str, Any]]]
+
+
 class TinyChat:
     """The format of `model="tiny"`: one id per word, words separated by white space, a closed vocabulary.
 
@@ -55,9 +64,10 @@ class TinyChat:
     """
 
     MARKERS = {"system": "<system>", "user": "<user>", "tool": "<tool>", "assistant": MODEL}
+    SPECIAL: tuple[str, ...] = (END, *MARKERS.values())  # the words that no message may hold
 
-    def __init__(self, words: Sequence[str], find_calls: Callable[[list[str]], list[dict[str, Any]]]) -> None:
-        vocabulary = [END, *self.MARKERS.values(), *words]
+    def __init__(self, words: Sequence[str], find_calls: FindCalls = no_calls) -> None:
+        vocabulary = [*self.SPECIAL, *words]
         ids = {word: index for index, word in enumerate(vocabulary)}
         if len(ids) != len(vocabulary):
             repeated = sorted({word for word in vocabulary if vocabulary.count(word) > 1})
@@ -70,8 +80,6 @@ class TinyChat:
         # No unknown word: the tokenizer then raises rather than losing what was said.
         self._tokenizer = Tokenizer(WordLevel(ids, unk_token=END + END))
         self._tokenizer.pre_tokenizer = WhitespaceSplit()
-        self._end = ids[END]
-        self._opening = ids[MODEL]
         self._messages: dict[tuple[str, str], tuple[int, ...]] = {}
         self._turns: dict[tuple[int, ...], ParsedTurn] = {}
 
@@ -81,20 +89,21 @@ class TinyChat:
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        return (self._end,)
+        return (self._ids[END],)
 
     def render_prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[int]:
         ids: list[int] = []
         for message in messages:
             ids.extend(self._message(message))
-        ids.append(self._opening)
+        ids.append(self._ids[MODEL])
         return ids
 
     def render_reply(self, messages: Sequence[Mapping[str, Any]], turn_ids: Sequence[int]) -> list[int]:
-        ids = [] if len(turn_ids) and turn_ids[-1] == self._end else [self._end]
+        end = self._ids[END]
+        ids = [] if len(turn_ids) and turn_ids[-1] == end else [end]
         for message in messages:
             ids.extend(self._message(message))
-        ids.append(self._opening)
+        ids.append(self._ids[MODEL])
         return ids
 
     def parse_turn(self, turn_ids: Sequence[int]) -> ParsedTurn:
@@ -117,13 +126,14 @@ class TinyChat:
         key = (message["role"], message["content"])
         ids = self._messages.get(key)
         if ids is None:
-            ids = (self._ids[self.MARKERS[key[0]]], *self._encode(key[1]))
-            if key[0] == "assistant":
-                ids += (self._end,)
             if len(self._messages) >= MAX_REMEMBERED:
                 self._messages.clear()
-            self._messages[key] = ids
+            ids = self._messages[key] = self._render(*key)
         return ids
+
+    def _render(self, role: str, content: str) -> tuple[int, ...]:
+        ids = (self._ids[self.MARKERS[role]], *self._encode(content))
+        return (*ids, self._ids[END]) if role == "assistant" else ids
 
     def _encode(self, text: str) -> list[int]:
         for word in text.split():
@@ -133,3 +143,30 @@ class TinyChat:
                     "Messages for it may hold only these. Add the word to the task's vocabulary."
                 )
         return self._tokenizer.encode(text).ids
+
+
+class TerseChat(TinyChat):
+    """A tiny format without markup: a turn ends with one of `stop_words`, and answers follow bare.
+
+    For worlds in which every word has one speaker. A model that starts from random weights must find out by trial what
+    each id is for; the fewer ids stand between an answer and the next word, the sooner it does.
+    """
+
+    SPECIAL = (START,)
+
+    def __init__(self, words: Sequence[str], stop_words: Sequence[str], find_calls: FindCalls = no_calls) -> None:
+        super().__init__(words, find_calls)
+        self._stop_ids = tuple(self._ids[word] for word in stop_words)
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return self._stop_ids
+
+    def render_prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[int]:
+        return [self._ids[START], *self.render_reply(messages, ())]
+
+    def render_reply(self, messages: Sequence[Mapping[str, Any]], turn_ids: Sequence[int]) -> list[int]:
+        return [index for message in messages for index in self._message(message)]
+
+    def _render(self, role: str, content: str) -> tuple[int, ...]:
+        return tuple(self._encode(content))

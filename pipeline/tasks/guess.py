@@ -11,20 +11,21 @@ from typing import Any
 
 from pipeline.env import Env, TrajectoryView, TurnResult, tool
 from pipeline.errors import ConfigError
-from pipeline.rendering import TinyChat
+from pipeline.rendering import TerseChat
 from pipeline.tasks.latency import parse_latency
 
 NUM_NUMBERS = 16
 NUM_GUESSES = 4
 
-# The tiny model's format, all of it. A turn is a number word and the end token. A turn without a number word is a call
-# that can't be read: the tool's message then says so, and the guess is spent.
-PROMPT = "find 1 to {numbers}"
+# The tiny model's format, all of it. A turn is one word: a number calls the tool and ends the turn, any other word
+# is a call that can't be read; the tool's message then says so, and the guess is spent.
+PROMPT = "find"
 ANSWERS = ("higher", "lower", "correct")
-UNREADABLE = "no number"
-WORDS = ("find", "to", *ANSWERS, "error:", *UNREADABLE.split(), *(str(n) for n in range(1, NUM_NUMBERS + 1)))
-MAX_TURN_TOKENS = 2
-_NUMBER_OF_WORD = {str(n): n for n in range(1, NUM_NUMBERS + 1)}
+UNREADABLE = "what"
+NUMBERS = tuple(str(n) for n in range(1, NUM_NUMBERS + 1))
+WORDS = (PROMPT, *ANSWERS, "error:", UNREADABLE, *NUMBERS)
+MAX_TURN_TOKENS = 1
+_NUMBER_OF_WORD = {word: int(word) for word in NUMBERS}
 
 NUM_TRAIN_ROWS = 4096
 NUM_HOLDOUT_ROWS = 256
@@ -65,7 +66,7 @@ class Guess(Env):
         self._secret = row["number"]
         if not 1 <= self._secret <= self._numbers:
             raise ValueError(f"the row's number is {self._secret}, outside 1 to {self._numbers}")
-        return PROMPT.format(numbers=self._numbers)
+        return PROMPT
 
     async def on_turn(self, traj: TrajectoryView) -> TurnResult | None:
         messages = await self.call_tools(traj)
@@ -85,8 +86,8 @@ def find_calls(words: list[str]) -> list[dict[str, Any]]:
     return [{"name": "guess", "arguments": {}, "error": UNREADABLE}]
 
 
-def chat_format() -> TinyChat:
-    return TinyChat(WORDS, find_calls)
+def chat_format() -> TerseChat:
+    return TerseChat(WORDS, stop_words=NUMBERS, find_calls=find_calls)
 
 
 def train_rows(seed: int) -> list[dict[str, int]]:

@@ -65,8 +65,7 @@ class Game:
 
     def __init__(self, group, member, row, chat):
         self.group, self.member, self.secret = group, member, row["number"]
-        first = guess.PROMPT.format(numbers=guess.NUM_NUMBERS)
-        self.ids = chat.render_prompt([{"role": "user", "content": first}], [])
+        self.ids = chat.render_prompt([{"role": "user", "content": guess.PROMPT}], [])
         self.generated = [False] * len(self.ids)
         self.logprobs = [0.0] * len(self.ids)
         self.turn, self.turns, self.done, self.reward = [], 0, False, 0.0

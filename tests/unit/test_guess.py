@@ -8,7 +8,7 @@ import pytest
 from pipeline.env_process import load_env_class
 from pipeline.environment_host import EnvironmentHost
 from pipeline.errors import ConfigError
-from pipeline.rendering import END, MODEL
+from pipeline.rendering import START
 from pipeline.tasks import TASKS, guess, task_named
 from pipeline.tasks.guess import Guess
 from workers.messages import EnvironmentCall
@@ -18,7 +18,7 @@ CHAT = guess.chat_format()
 
 def ids_of(text):
     """Ids of a turn's words, as a model would emit them."""
-    return CHAT.render_prompt([{"role": "user", "content": text}], [])[1:-1]
+    return CHAT.render_reply([{"role": "assistant", "content": text}], [])
 
 
 def play(number, turns, **arguments):
@@ -31,9 +31,14 @@ def play(number, turns, **arguments):
         assert reply.error is None, reply.error
         ids = CHAT.render_prompt(reply.result["messages"], reply.result["tools"])
         for text in turns:
-            turn = ids_of(text) + list(CHAT.stop_ids)
+            turn = ids_of(text)
             said, calls = CHAT.parse_turn(turn)
-            argument = {"text": said, "tool_calls": calls, "num_tokens": len(turn), "stopped": True}
+            argument = {
+                "text": said,
+                "tool_calls": calls,
+                "num_tokens": len(turn),
+                "stopped": bool(set(turn) & set(CHAT.stop_ids)),
+            }
             reply = await host.handle(EnvironmentCall(1, 3, 1, "turn", argument))
             assert reply.error is None, reply.error
             ids += turn
@@ -48,8 +53,7 @@ def play(number, turns, **arguments):
 
 def test_answers_say_where_the_secret_lies():
     text, reply = play(7, ["8", "4", "7"])
-    tool = f"{END} <tool> higher {MODEL}"
-    assert text == f"<user> find 1 to 16 {MODEL} 8 {tool.replace('higher', 'lower')} 4 {tool} 7 {END}"
+    assert text == f"{START} find 8 lower 4 higher 7"
     assert reply.result == {"messages": None, "reward": 1.0}
 
 
@@ -73,15 +77,15 @@ def test_binary_search_finds_fifteen_of_sixteen():
 
 
 def test_a_turn_without_a_number_costs_a_guess_and_is_answered():
-    text, reply = play(7, ["higher", "to find", "lower", "7"])
+    text, reply = play(7, ["higher", "find", "lower", "7"])
     assert reply.result["reward"] == 1.0
-    assert text.count("<tool> error: no number") == 3
+    assert text.count("error: what") == 3
     assert play(7, ["", "", "", "", "7"])[1].result["reward"] == 0.0
 
 
 def test_a_malformed_call_is_recorded_as_a_tool_error():
     _, reply = play(7, ["higher"])
-    assert [(record.name, record.error) for record in reply.tools] == [("guess", "no number")]
+    assert [(record.name, record.error) for record in reply.tools] == [("guess", "what")]
 
 
 def test_the_first_number_word_of_a_turn_is_the_guess():
@@ -90,9 +94,14 @@ def test_the_first_number_word_of_a_turn_is_the_guess():
     ]
 
 
+def test_every_number_ends_a_turn_and_no_other_word_does():
+    assert sorted(CHAT.stop_ids) == sorted(ids_of(" ".join(guess.NUMBERS)))
+    assert not set(CHAT.stop_ids) & set(ids_of(" ".join((guess.PROMPT, *guess.ANSWERS))))
+
+
 def test_all_messages_of_the_game_fit_the_tiny_vocabulary():
     assert CHAT.vocab_size <= 64
-    for content in (*guess.ANSWERS, f"error: {guess.UNREADABLE}", guess.PROMPT.format(numbers=guess.NUM_NUMBERS)):
+    for content in (*guess.ANSWERS, f"error: {guess.UNREADABLE}", guess.PROMPT):
         assert CHAT.render_reply([{"role": "tool", "content": content}], []) != []
 
 

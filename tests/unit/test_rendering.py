@@ -4,7 +4,7 @@ import pytest
 
 from pipeline import rendering
 from pipeline.errors import ConfigError
-from pipeline.rendering import END, MODEL, TinyChat
+from pipeline.rendering import END, MODEL, START, TerseChat, TinyChat
 
 
 def find_calls(words):
@@ -92,3 +92,14 @@ def test_what_is_remembered_stays_bounded(chat, monkeypatch):
         ids = chat.render_prompt([user(text)], [])[1:-1]
         assert chat.parse_turn(ids).text == text
     assert len(chat._messages) <= 2 and len(chat._turns) <= 2
+
+
+def test_terse_format_has_no_markup_and_stops_at_its_stop_words():
+    chat = TerseChat(["find", "low", "1", "2"], stop_words=["1", "2"], find_calls=find_calls)
+    prompt = chat.render_prompt([user("find")], [])
+    turn = chat.render_reply([user("2")], [])
+    assert set(turn) < set(chat.stop_ids) and len(chat.stop_ids) == 2
+    reply = chat.render_reply([{"role": "tool", "name": "say", "content": "low"}], turn)
+    assert chat.decode(prompt + turn + reply) == f"{START} find 2 low"
+    assert chat.parse_turn(turn) == ("2", [{"name": "say", "arguments": {"word": "2"}, "error": None}])
+    assert chat.vocab_size == 5
