@@ -20,7 +20,7 @@ from pipeline.config import (
 from pipeline.env import Env, ToolCall, TrajectoryView, Turn, TurnResult, tool
 from pipeline.errors import ConfigError, ConfigTypeError, InfrastructureError, RunError, TrajectoryError
 from pipeline.evaluate import Evaluation, FinalEvaluation
-from pipeline.rendering import TinyChat
+from pipeline.rendering import TerseChat, TinyChat
 from pipeline.rollouts import RolloutEngine
 from pipeline.supervisor import Supervisor
 from pipeline.trainer import AsyncTrainer, run
@@ -57,6 +57,7 @@ __all__ = [
     "Span",
     "Step",
     "Supervisor",
+    "TerseChat",
     "TinyChat",
     "ToolCall",
     "Trajectory",
