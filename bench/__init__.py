@@ -1,0 +1,1 @@
+"""Comparisons that print ratios to a peer measured in the same run."""

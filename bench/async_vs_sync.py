@@ -1,0 +1,251 @@
+"""Asynchronous against synchronous training: the same task, batch, seeds and tool latency, side by side.
+
+    python -m bench.async_vs_sync --steps 100 --seeds 3
+
+Arms alternate (sync seed 0, async seed 0, sync seed 1, ...), each with processes of its own, with the recipe of run.py
+and an equal number of steps; the two differ in the constants of run.py's modes and in nothing else. Every run's
+events.jsonl is audited, and a finding ends the bench without a report.
+
+Definitions
+  steps/s           batches trained, from the end of the first step to the end of the last one: N-1 over that time.
+                    Sampling ahead begins before that interval and ends within it, so over few steps async looks
+                    better than it is: by up to max_staleness batches in N-1. The ideal is measured in the same way,
+                    and "whole run" counts from the first admission.
+  busy share        of the learner, in that interval: forward, backward, optimizer, publishing.
+  waited            the trainer had no batch to train; "for the age bound": a full batch was ready, but training it
+                    would have left another group too old.
+  ages              versions between a segment's policy and the one that it trains, each segment counted once.
+  ideal             the schedule alone on a virtual clock (pipeline/replay.py) with the arm's own segment, tool and
+                    training times: bench/ideal.py says what that leaves out.
+  achieved/ideal    the arm's steps/s over its ideal steps/s.
+  final evaluation  mean reward of held-out games under the final version (at the training temperature).
+
+Exit codes: 0 done, 1 a run or its audit failed, 2 bad options, 130 Ctrl-C. The last line on stdout is JSON with every
+number; progress goes to stderr.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.ideal import Work, ideal, ideal_speed
+from bench.measures import check_audit, read_run
+from bench.report import MODES as ARMS
+from bench.report import Arm, Pair, pair_json, pair_table, summary, summary_text
+from pipeline.command_line import read_arguments
+from pipeline.errors import ConfigError
+from pipeline.evaluate import Evaluation, FinalEvaluation
+from pipeline.options import OPTIONS, Option, as_written, build, convert
+from pipeline.progress import step_line
+from pipeline.rollouts import RolloutEngine
+from pipeline.run_config import MODES, RunConfig, installed_version, task_defaults
+from pipeline.run_directory import check_run_dir
+from pipeline.supervisor import Supervisor
+from pipeline.tasks import TASKS
+from pipeline.trainer import AsyncTrainer
+from pipeline.version import VERSION
+from shm.errors import HeadwayError
+
+TASK = "guess"
+PROGRESS_SECONDS = 10.0  # least time between two lines of progress
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the bench is told."""
+
+    steps: int = 100
+    seeds: int = 3
+    eval_games: int = 1000
+    out: str | None = None
+    tool_latency: str = "lognormal:50:1.0"
+    max_staleness: int = MODES["async"]["max_staleness"]
+    device: str = "auto"
+    samplers: int | None = None
+
+
+OWN = {
+    name: Option(name, Plan, name, kind, False, meaning, getattr(Plan(), name))
+    for name, kind, meaning in (
+        ("seeds", int, "seeds, counted from 0; each runs both modes"),
+        ("eval_games", int, "least number of held-out games after each run; 0: none"),
+        ("out", str, "where the run directories go and stay, as DIR/async-0 and so on"),
+    )
+}
+# In the order of --help. Those of run.py mean what they mean there.
+NAMES = ("steps", "seeds", "tool_latency", "eval_games", "max_staleness", "device", "samplers", "out")
+KNOWN = {name: OWN.get(name) or OPTIONS[name] for name in NAMES}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the comparison; returns its exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if {"--help", "-h"} & set(arguments):
+        print(help_text())
+        return 0
+    try:
+        with run_root(plan := parse(arguments)) as root:
+            compare(plan, root)
+        return 0
+    except ConfigError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    except HeadwayError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def help_text() -> str:
+    lines = [__doc__.strip(), "", "Options"]
+    for name, option in KNOWN.items():
+        default = getattr(Plan(), name)
+        shown = {"samplers": "one", "out": "a temporary directory"}.get(name, default)
+        lines.append(f"  {option.flag:<18}{option.meaning} (default: {shown})")
+    return "\n".join(lines)
+
+
+def parse(arguments: Sequence[str]) -> Plan:
+    """Raises ConfigError, before anything starts, for whatever run.py would refuse too."""
+    given = read_arguments(arguments, NAMES, {})
+    plan = Plan(**{name: convert(KNOWN[name], item) for name, item in given.items()})
+    for name, minimum in (("steps", 2), ("seeds", 1), ("eval_games", 0), ("max_staleness", 1)):
+        if getattr(plan, name) < minimum:
+            raise ConfigError(f"{KNOWN[name].flag} is {getattr(plan, name)}; it must be at least {minimum}.")
+    try:
+        for mode in ARMS:
+            config_of(plan, mode, 0, Path("unused"))
+    except HeadwayError as error:
+        raise ConfigError(as_written(str(error), given)) from error
+    if plan.out is not None:
+        for seed in range(plan.seeds):
+            for mode in ARMS:
+                check_run_dir(str(arm_dir(Path(plan.out), mode, seed)), "--out")
+    return plan
+
+
+@contextmanager
+def run_root(plan: Plan) -> Iterator[Path]:
+    """Where the runs' directories are made; a temporary one is gone afterwards."""
+    if plan.out is not None:
+        yield Path(plan.out)
+        return
+    with tempfile.TemporaryDirectory(prefix="headway-bench-") as root:
+        yield Path(root)
+
+
+def arm_dir(root: Path, mode: str, seed: int) -> Path:
+    return root / f"{mode}-{seed}"
+
+
+def compare(plan: Plan, root: Path) -> None:
+    """Run all arms and print the report."""
+    config = config_of(plan, "async", 0, root)
+    trainer = config.trainer
+    print(
+        f"async_vs_sync  {TASK}  {trainer.groups_per_step} x {trainer.group_size} trajectories a batch, {plan.steps} "
+        f"steps, {plan.seeds} seeds, tool latency {plan.tool_latency}, {config.device}, {os.cpu_count()} cores\n",
+        flush=True,
+    )
+    pairs = []
+    for seed in range(plan.seeds):
+        (sync, sync_work), (asynchronous, async_work) = (run_arm(plan, mode, seed, root) for mode in ARMS)
+        uncontended = ideal_speed(ideal(async_work, times=sync_work)) / sync.measures.ideal_steps_per_second
+        pairs.append(Pair(seed=seed, sync=sync, asynchronous=asynchronous, uncontended_ratio=uncontended))
+        print(pair_table(pairs[-1]) + "\n", flush=True)
+    print(summary_text(pairs) + "\n")
+    print(json.dumps(report_json(plan, config, pairs), allow_nan=False))
+
+
+def report_json(plan: Plan, config: RunConfig, pairs: Sequence[Pair]) -> dict[str, Any]:
+    return {
+        "bench": "async_vs_sync",
+        "task": TASK,
+        "options": {name: getattr(plan, name) for name in NAMES if name != "out"},
+        "modes": {mode: mode_options(plan, mode) for mode in ARMS},
+        "groups_per_step": config.trainer.groups_per_step,
+        "group_size": config.trainer.group_size,
+        "device": config.device,
+        "cores": os.cpu_count(),
+        "versions": {"headway": VERSION, "torch": installed_version("torch"), "python": sys.version.split()[0]},
+        "summary": summary(pairs),
+        "seeds": [pair_json(pair) for pair in pairs],
+    }
+
+
+def mode_options(plan: Plan, mode: str) -> dict[str, Any]:
+    """All that the two arms differ in."""
+    return MODES[mode] | ({"max_staleness": plan.max_staleness} if mode == "async" else {})
+
+
+def config_of(plan: Plan, mode: str, seed: int, root: Path) -> RunConfig:
+    """What run.py makes of the same options."""
+    values = {
+        "mode": mode,
+        "task": TASK,
+        "steps": plan.steps,
+        "seed": seed,
+        "tool_latency": plan.tool_latency,
+        "device": plan.device,
+        "samplers": plan.samplers,
+        "run_dir": str(arm_dir(root, mode, seed)),
+    }
+    return build(task_defaults(TASK) | mode_options(plan, mode) | values)
+
+
+def evaluation_of(games: int) -> FinalEvaluation | None:
+    """At least `games` games: as many held-out rows as there are, each as often as it takes."""
+    if games == 0:
+        return None
+    rows = TASKS[TASK].holdout_rows()[:games]
+    return FinalEvaluation(rows=rows, group_size=-(-games // len(rows)))
+
+
+def run_arm(plan: Plan, mode: str, seed: int, root: Path) -> tuple[Arm, Work]:
+    """One run in new processes, audited and measured."""
+    config = config_of(plan, mode, seed, root)
+    load = os.getloadavg()[0]
+    evaluation = asyncio.run(train(config, evaluation_of(plan.eval_games)))
+    run_dir = Path(config.run_dir)
+    check_audit(run_dir, plan.steps)
+    measures, work = read_run(run_dir)
+    return Arm(mode=mode, measures=measures, evaluation=evaluation, load=load), work
+
+
+async def train(config: RunConfig, evaluation: FinalEvaluation | None) -> Evaluation | None:
+    """`pipeline.launch.run`, with an evaluation of the final version."""
+    task = TASKS[config.task]
+    arguments = dict(task.arguments) | {"latency": config.tool_latency}
+    chat = task.chat_format()
+    with Supervisor(config.model, chat=chat, samplers=config.samplers, device=config.device) as model:
+        engine_options = {name: getattr(config.trainer.engine, name) for name in config.trainer.engine.__slots__}
+        options = {name: getattr(config.trainer, name) for name in config.trainer.__slots__ if name != "engine"}
+        trainer = AsyncTrainer(
+            engine=RolloutEngine(model, task.environment, env_arguments=arguments, **engine_options),
+            run_dir=config.run_dir,
+            final_evaluation=evaluation,
+            **options,
+        )
+        began = shown = 0.0  # the first step is shown at once, and speeds count from its end
+        async for step in trainer.run(task.train_rows(config.seed), config.steps, description=config.to_json()):
+            now = time.monotonic()
+            began = began or now
+            if now - shown >= PROGRESS_SECONDS:
+                shown = now
+                speed = (step.n - 1) / max(now - began, 1e-9)
+                line = step_line(config.mode, step.n, config.steps, speed, step.metrics)
+                print(f"seed {config.seed}  {line}", file=sys.stderr, flush=True)
+        return trainer.evaluation
+
+
+if __name__ == "__main__":
+    sys.exit(main())
