@@ -7,12 +7,12 @@ chunks. For attention sequences of like size are grouped, so that padding them t
 
 import numpy as np
 
-SHORT_QUERY = 8  # a sequence that adds at most so many tokens works in the version's lasting window of KV
-SHORT_KEYS = 128  # contexts up to here are padded to each other; beyond, to less than four times their length
+SHORT_QUERY = 8  # so many new tokens of a sequence, and
+SHORT_KEYS = 128  # so much context, are padded to each other; beyond, to less than four times their length
 
 
 def share_budget(pending: np.ndarray, budget: int) -> np.ndarray:
-    """pending int64 [B], oldest sequence first -> how many tokens each takes, int64 [B], in all at most `budget`.
+    """pending int64 [B], first come first served -> how many tokens each takes, int64 [B], in all at most `budget`.
 
     Decoding sequences (one pending) come first: they hold memory and are nearest to their end. Then prefill, in
     order; the last one to get a share may get only a chunk. At least one token is taken when anything is pending and
@@ -28,18 +28,23 @@ def share_budget(pending: np.ndarray, budget: int) -> np.ndarray:
     return takes
 
 
-def attention_groups(takes: np.ndarray, ends: np.ndarray) -> list[tuple[tuple[int, int], np.ndarray]]:
-    """takes, ends int64 [B] (new tokens, context length after them) -> [((query class, key class), indices [n]), ...].
+def attention_groups(takes: np.ndarray, ends: np.ndarray) -> list[tuple[int, list[np.ndarray]]]:
+    """takes, ends int64 [B] (new tokens, context length after them) -> [(key class, [indices [n], ...]), ...].
 
-    Class 0 holds up to SHORT_QUERY new tokens or SHORT_KEYS of context; each further class four times as many.
-    Indices keep their order, and each sequence is in one group.
+    Sequences of one key class share a window of KV; in it, each array of indices is attended to at once. Key class 0
+    holds contexts up to SHORT_KEYS tokens, each further class four times as many; likewise new tokens from SHORT_QUERY
+    on. Indices keep their order, and each sequence is in one array.
     """
     if takes.max() <= SHORT_QUERY and ends.max() <= SHORT_KEYS:
-        return [((0, 0), np.arange(len(takes)))]
+        return [(0, [np.arange(len(takes))])]
     query_class = _size_class(takes, SHORT_QUERY)
     key_class = _size_class(ends, SHORT_KEYS)
-    code = query_class * 64 + key_class
-    return [((int(one) // 64, int(one) % 64), np.flatnonzero(code == one)) for one in np.unique(code)]
+    groups = []
+    for one in np.unique(key_class).tolist():
+        is_here = key_class == one
+        queries = np.unique(query_class[is_here])
+        groups.append((one, [np.flatnonzero(is_here & (query_class == query)) for query in queries]))
+    return groups
 
 
 def _size_class(sizes: np.ndarray, smallest: int) -> np.ndarray:

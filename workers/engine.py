@@ -106,7 +106,12 @@ class Engine:
         self._kv_tokens = kv_tokens
         self._max_batch_tokens = max_batch_tokens
         self._is_stop = np.zeros(config.vocab_size, dtype=bool)
-        self._is_stop[[token for token in stop_ids if 0 <= token < config.vocab_size]] = True
+        for token in stop_ids:
+            if not 0 <= token < config.vocab_size:
+                raise EngineError(
+                    f"Stop id {token} is not in the vocabulary, [0, {config.vocab_size}); correct stop_ids."
+                )
+            self._is_stop[token] = True
         device = torch.device(device)
         self._rope = RopeTable(config, device, dtype)
         self._cache = KVCache(kv_tokens)

@@ -1,7 +1,7 @@
 """The KV itself: the pool, one row per token, and the windows in which running sequences attend.
 
 `workers/kv_cache.py` says which row is whose; here are the tensors. `Pass` binds one forward pass to them: it is what
-`model.decode` calls for attention. Every version has one lasting window per class of context lengths
+`model.decode` calls for attention. Every version has one window per class of context lengths
 (`batching.attention_groups`), in which a sequence keeps its lane while it runs.
 """
 
@@ -16,11 +16,11 @@ from workers.kv_cache import WRITTEN, KVCache
 from workers.kv_window import Window, WindowAttention
 from workers.model_config import ModelConfig
 
-_LANES, _WIDTH = 16, 64  # lasting windows grow in these steps
+_WIDTH_STEP = 64
 _SERIAL = 1 << 32  # a place is serial number of the window * _SERIAL + lane
 
 
-class _LastingWindow:
+class _Lanes:
     """A window and who has its lanes: `places` [lanes] as they are noted per slot, `slots` [lanes] (-1: nobody yet)."""
 
     def __init__(self, window: Window, serial: int) -> None:
@@ -40,7 +40,7 @@ class KVStore:
         self.pool = (
             _untouched_zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
         )
-        self._windows: dict[tuple[int, int], _LastingWindow] = {}  # by (version, key class)
+        self._windows: dict[tuple[int, int], _Lanes] = {}  # by (version, key class)
         self._num_windows = 0
         self._places = np.full(cache.num_slots, -1, dtype=np.int64)  # by slot; -1: in no window
 
@@ -59,35 +59,33 @@ class KVStore:
         """Lay out a pass: each slot's next `takes` tokens; `limits`, the length it may reach, sizes new windows."""
         starts = self._cache.computed[slots]
         ends = starts + takes
-        parts: list[tuple[Window, int]] = []
+        parts: list[tuple[Window, int, int]] = []  # window, first lane, number of lanes
         order: list[np.ndarray] = []
-        for sizes, members in attention_groups(takes, ends):
-            group = slots[members]
-            if sizes[0]:  # a long prefill passes once: its window is not kept
-                window = Window(self._config, len(group), int(ends[members].max()), self._dtype, self._device)
-                self._places[group] = -1
-                self._load(window, np.arange(len(group)), group)
-            else:
-                lasting = self._lasting_window(version, sizes[1], ends[members], limits[members])
-                window = lasting.window
-                by_lane = self._enter(lasting, group)
-                members = members if by_lane is None else members[by_lane]
-            parts.append((window, len(members)))
-            order.append(members)
+        for key_class, groups in attention_groups(takes, ends):
+            everyone = groups[0] if len(groups) == 1 else np.concatenate(groups)
+            lanes = self._window(
+                version, key_class, len(everyone), int(ends[everyone].max()), int(limits[everyone].max())
+            )
+            first = 0
+            for members in groups:
+                by_lane = self._enter(lanes, first, slots[members])
+                order.append(members if by_lane is None else members[by_lane])
+                parts.append((lanes.window, first, len(members)))
+                first += len(members)
         members = order[0] if len(order) == 1 else np.concatenate(order)
         slots, starts, takes = slots[members], starts[members], takes[members]
         sequence, position = token_places(starts, takes)
-        attentions, lane, token = [], 0, 0
-        for window, num in parts:
-            here = slice(lane, lane + num)
+        attentions, begin, token = [], 0, 0
+        for window, first, num in parts:
+            here = slice(begin, begin + num)
             tokens = slice(token, token + int(takes[here].sum()))
             attentions.append(
                 WindowAttention(
-                    self._config, window, starts[here], takes[here], sequence[tokens] - lane, position[tokens]
+                    self._config, window, first, starts[here], takes[here], sequence[tokens] - begin, position[tokens]
                 )
             )
-            lane, token = here.stop, tokens.stop
-        return Pass(self, slots, takes, sequence, position, attentions)
+            begin, token = here.stop, tokens.stop
+        return Pass(slots, takes, sequence, position, attentions)
 
     def end(self, done: "Pass") -> None:
         """Copy what the pass computed to the pool, and note it."""
@@ -106,44 +104,46 @@ class KVStore:
         tensor = torch.from_numpy(array)
         return tensor if self._device.type == "cpu" else tensor.to(self._device)
 
-    def _enter(self, lasting: _LastingWindow, group: np.ndarray) -> np.ndarray | None:
-        """See that the slots have the lanes 0 … B-1, filled; returns the order that sorts `group` by lane, if it
-        isn't.
+    def _enter(self, lanes: _Lanes, first: int, group: np.ndarray) -> np.ndarray | None:
+        """Give the slots the lanes from `first` on, filled; returns the order that sorts `group` by lane, None if it
+        is.
         """
         num = len(group)
         current = self._places[group]
-        if (current == lasting.places[:num]).all():
+        if (current == lanes.places[first : first + num]).all():
             return None
-        lanes = current - lasting.places[0]
-        lanes[(lanes < 0) | (lanes >= lasting.window.num_lanes)] = -1
-        assigned = assign_lanes(lanes)
-        moved = np.flatnonzero(assigned != lanes)
+        lane = current - lanes.places[first]
+        lane[(lane < 0) | (lane >= lanes.window.num_lanes)] = -1
+        assigned = assign_lanes(lane)
+        moved = np.flatnonzero(assigned != lane)
         moved = moved[np.argsort(assigned[moved])]
         if len(moved):
-            taken = assigned[moved]
-            before = lasting.slots[taken]
-            ousted = before[(before >= 0) & (self._places[before] == lasting.places[taken])]
+            taken = assigned[moved] + first
+            before = lanes.slots[taken]
+            ousted = before[(before >= 0) & (self._places[before] == lanes.places[taken])]
             self._places[ousted] = -1
-            self._load(lasting.window, taken, group[moved])
-            lasting.slots[taken] = group[moved]
-            self._places[group] = lasting.places[assigned]
+            self._load(lanes.window, taken, group[moved])
+            lanes.slots[taken] = group[moved]
+            self._places[group[moved]] = lanes.places[taken]
         return np.argsort(assigned)
 
-    def _lasting_window(self, version: int, key_class: int, ends: np.ndarray, limits: np.ndarray) -> _LastingWindow:
-        """The version's window for contexts of this size, made anew when the group does not fit."""
+    def _window(self, version: int, key_class: int, num_lanes: int, width: int, limit: int) -> _Lanes:
+        """The version's window for contexts of this class, made anew when the sequences do not fit."""
         known = self._windows.get((version, key_class))
-        lanes, width = len(ends), int(ends.max())
-        if known is not None and known.window.num_lanes >= lanes and known.window.width >= width:
+        had_lanes, had_width = (known.window.num_lanes, known.window.width) if known is not None else (0, 0)
+        if known is not None and num_lanes <= had_lanes and width <= had_width:
             return known
-        # Room to grow, as far as this class reaches: beyond, a sequence goes to the next class's window.
-        width = max(width, min(int(limits.max()), SHORT_KEYS * 4**key_class))
-        if known is not None:
-            lanes, width = max(lanes, known.window.num_lanes), max(width, known.window.width)
-        window = Window(
-            self._config, -(-lanes // _LANES) * _LANES, -(-width // _WIDTH) * _WIDTH, self._dtype, self._device
-        )
+        if num_lanes > had_lanes:
+            num_lanes += num_lanes // 4
+        if width > had_width:
+            # Room to grow: by half, in short contexts at once to their most. Beyond its class a sequence changes
+            # windows.
+            ceiling = SHORT_KEYS * 4**key_class
+            width = max(width, min(width + width // 2 if key_class else ceiling, limit, ceiling))
+        num_lanes, width = max(num_lanes, had_lanes), max(width, had_width)
+        window = Window(self._config, num_lanes, -(-width // _WIDTH_STEP) * _WIDTH_STEP, self._dtype, self._device)
         self._num_windows += 1
-        made = _LastingWindow(window, self._num_windows)
+        made = _Lanes(window, self._num_windows)
         self._windows[version, key_class] = made
         return made
 
@@ -163,18 +163,16 @@ class Pass:
     slots, takes int64 [B]: who takes part, with how many tokens; sequence (index into slots), position int64 [N].
     """
 
-    __slots__ = ("attentions", "position", "sequence", "slots", "store", "takes")
+    __slots__ = ("attentions", "position", "sequence", "slots", "takes")
 
     def __init__(
         self,
-        store: KVStore,
         slots: np.ndarray,
         takes: np.ndarray,
         sequence: np.ndarray,
         position: np.ndarray,
         attentions: list[WindowAttention],
     ) -> None:
-        self.store = store
         self.slots = slots
         self.takes = takes
         self.sequence = sequence

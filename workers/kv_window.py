@@ -74,12 +74,15 @@ def _causal_table(width: int, dtype: torch.dtype, device: torch.device) -> Tenso
 
 
 class WindowAttention:
-    """Causal attention of one pass for the sequences in lanes 0 … B-1 of a window, for all layers."""
+    """Causal attention of one pass for the sequences in B lanes of a window, from the lane `first` on, for all
+    layers.
+    """
 
     def __init__(
         self,
         config: ModelConfig,
         window: Window,
+        first: int,
         starts: np.ndarray,
         takes: np.ndarray,
         sequence: np.ndarray,
@@ -91,11 +94,12 @@ class WindowAttention:
         device, dtype = window.kv.device, window.kv.dtype
         num_kv, num_queries = config.num_kv_heads, int(takes.max())
         self.window = window
+        self.first = first
         self.num_tokens, self.num_sequences, self.num_queries = len(sequence), len(takes), num_queries
         self.num_keys = int((starts + takes).max())
         self.num_kv, self.num_groups, self.head_dim = num_kv, config.num_heads // num_kv, config.head_dim
         self.scale = 1.0 / sqrt(config.head_dim)
-        places = (sequence * (num_kv * window.width) + position)[:, None] + np.arange(num_kv) * window.width
+        places = ((sequence + first) * (num_kv * window.width) + position)[:, None] + np.arange(num_kv) * window.width
         self.places = torch.from_numpy(places.ravel()).to(device)
         self.pad: Tensor | None = None  # [B * Q] token of each padded query; a short sequence repeats its last
         self.unpad: Tensor | None = None  # [N] padded query of each token
@@ -104,8 +108,8 @@ class WindowAttention:
             offsets = np.minimum(np.arange(num_queries), takes[:, None] - 1)
             query_position = query_position + offsets
             if self.num_tokens < len(takes) * num_queries:
-                first = np.cumsum(takes) - takes
-                self.pad = torch.from_numpy((first[:, None] + offsets).ravel()).to(device)
+                first_token = np.cumsum(takes) - takes
+                self.pad = torch.from_numpy((first_token[:, None] + offsets).ravel()).to(device)
                 self.unpad = torch.from_numpy(sequence * num_queries + position - starts[sequence]).to(device)
         num_rows = num_queries * self.num_groups
         self.use_bmm = num_rows <= _BMM_QUERIES and dtype in (torch.float32, torch.float64)
@@ -154,14 +158,14 @@ class WindowAttention:
 
     def _attend_short(self, layer: int, q: Tensor) -> Tensor:
         all_keys, all_values = self.window.layers[layer]
-        lanes = self.num_sequences * self.num_kv
-        keys, values = all_keys[:lanes, : self.num_keys], all_values[:lanes, : self.num_keys]
+        lanes = slice(self.first * self.num_kv, (self.first + self.num_sequences) * self.num_kv)
+        keys, values = all_keys[lanes, : self.num_keys], all_values[lanes, : self.num_keys]
         assert self.mask is not None, "short queries always come with a mask"
         scores = torch.baddbmm(self.mask, q, keys.transpose(1, 2), beta=self.beta, alpha=self.scale)
         return torch.bmm(torch.softmax(scores, dim=-1), values)
 
     def _attend_long(self, layer: int, q: Tensor) -> Tensor:
-        keys, values = self.window.kv[layer, :, : self.num_sequences, :, : self.num_keys]
+        keys, values = self.window.kv[layer, :, self.first : self.first + self.num_sequences, :, : self.num_keys]
         q = q.view(self.num_sequences, self.num_kv, -1, self.head_dim)
         if self.mask is not None:
             return F.scaled_dot_product_attention(q, keys, values, attn_mask=self.mask, scale=self.scale)

@@ -383,6 +383,11 @@ def test_a_stop_id_ends_the_segment_and_is_part_of_it():
         assert segment.tokens.tolist() == (expected[: ends[0] + 1] if ends else expected)
 
 
+def test_a_stop_id_outside_the_vocabulary_is_refused():
+    with pytest.raises(EngineError, match="Stop id 61"):
+        make_engine(stop_ids=(3, 61))
+
+
 def test_sampling_options_reach_the_tokens():
     asked = request(0, random_context(np.random.default_rng(20), 9), 12)
     options = {"temperature": 0.6, "top_p": 0.8, "top_k": 9}
