@@ -94,6 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with run_root(plan := parse(arguments)) as root:
             compare(plan, root)
+        sys.stdout.flush()
         return 0
     except ConfigError as error:
         print(f"bench: {error}", file=sys.stderr)
@@ -103,6 +104,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # The reader of our output is gone (`… | head`): nothing is left to say, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def help_text() -> str:
