@@ -1,0 +1,109 @@
+"""run.py as a user starts it: a process of its own, with directories of its own, and what is left of it."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parent.parent.parent
+WORKERS = ("workers.learner", "workers.sampler", "pipeline.env_process")
+SMALL = ("--groups-per-step", "2", "--group-size", "4")  # quick, and enough for every code path
+PATIENCE_SECONDS = 60.0  # bound on every wait here; nothing is decided by it but how a failure looks
+
+
+class RunPy:
+    """One started `python run.py`; its output is kept in files. In a session of its own, as on a terminal."""
+
+    def __init__(self, run_dir: Path, temporary: str, *arguments: str, script: Path | None = None) -> None:
+        self.run_dir = run_dir
+        run_dir.parent.mkdir(parents=True, exist_ok=True)
+        self._out, self._err = (Path(f"{run_dir}.{name}") for name in ("stdout", "stderr"))
+        command = [sys.executable, str(script or ROOT / "run.py"), *arguments]
+        if script is None:
+            command += [*SMALL, "--device", "cpu", "--run-dir", str(run_dir)]
+        with open(self._out, "w") as out, open(self._err, "w") as err:
+            self.process = subprocess.Popen(
+                command,
+                cwd=run_dir.parent,
+                env=os.environ | {"TMPDIR": temporary},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    @property
+    def stdout(self) -> str:
+        return self._out.read_text(encoding="utf-8")
+
+    @property
+    def stderr(self) -> str:
+        return self._err.read_text(encoding="utf-8")
+
+    def lines(self, name: str) -> list[dict]:
+        """The whole lines of metrics.jsonl or events.jsonl so far."""
+        path = self.run_dir / name
+        if not path.exists():
+            return []
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if "\n" in line]
+
+    def events(self, kind: str) -> list[dict]:
+        return [event for event in self.lines("events.jsonl") if event["event"] == kind]
+
+    def wait_until(self, condition, what: str) -> None:
+        """Look until `condition()`; fails when the run ends first, or after PATIENCE_SECONDS."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            assert self.process.poll() is None, f"the run ended before {what}: {self.stdout}{self.stderr}"
+            assert time.monotonic() < deadline, f"no {what} within {PATIENCE_SECONDS:g} s: {self.stdout}{self.stderr}"
+            time.sleep(0.02)
+
+    def wait_for_steps(self, steps: int) -> None:
+        self.wait_until(lambda: len(self.lines("metrics.jsonl")) >= steps, f"step {steps}")
+
+    def workers(self) -> dict[str, psutil.Process]:
+        """Its running worker processes by module."""
+        found = {}
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.process.pid).children():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    words = child.cmdline()
+                    found |= {module: child for module in WORKERS if module in words}
+        return found
+
+    def wait_for_workers(self) -> dict[str, psutil.Process]:
+        self.wait_until(lambda: len(self.workers()) == len(WORKERS), "worker of every kind")
+        return self.workers()
+
+    def press_ctrl_c(self) -> None:
+        """SIGINT to the whole process group, as a terminal sends it."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def wait(self) -> int:
+        return self.process.wait(timeout=PATIENCE_SECONDS)
+
+    def end(self) -> None:
+        """Whatever the test did: nothing of it goes on."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+def wait_until_gone(processes, seconds: float) -> None:
+    """Fails when one of `processes` still runs after `seconds`."""
+    _, alive = psutil.wait_procs(list(processes), timeout=seconds)
+    assert not alive, f"still running: {alive}"
+
+
+def audit(run_dir: Path) -> subprocess.CompletedProcess:
+    """`headway audit RUN_DIR`."""
+    code = "import sys; from pipeline.cli import main; sys.exit(main())"
+    return subprocess.run(
+        [sys.executable, "-c", code, "audit", str(run_dir)], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )

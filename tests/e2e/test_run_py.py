@@ -1,0 +1,264 @@
+"""`python run.py` from its start to its exit code, each time looked at from outside."""
+
+import contextlib
+import os
+import signal
+import stat
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from run_py import RunPy, audit, wait_until_gone
+
+LONG = ("--steps", "100000")  # longer than any test: something else ends it
+GONE_SECONDS = 5.0  # within which all workers of a killed supervisor must be gone
+
+# What the user's document and the project's own promise a line of metrics.jsonl holds.
+KEYS = {
+    "step",
+    "model_step",
+    "time",
+    "reward/mean",
+    "reward/std",
+    "reward/zero_variance_group_frac",
+    "staleness/span_age_p50",
+    "staleness/span_age_p99",
+    "staleness/span_age_max",
+    "staleness/wait_seconds",
+    "staleness/wait_count",
+    "staleness/reserved_groups",
+    "staleness/frac_masked",
+    "train/batch_seconds",
+    "train/seconds",
+    "train/generated_tokens",
+    "train/active_tokens",
+    "train/active_sequences",
+    "train/active_groups",
+    "train/datums",
+    "train/updated",
+    "train/tokens",
+    "train/tokens_per_second",
+    "train/gradient_scale",
+    "train/lr",
+    "length/generated_p50",
+    "length/generated_p99",
+    "sampling/requests",
+    "sampling/prompts",
+    "sampling/generated_tokens",
+    "sampling/prompt_tokens",
+    "sampling/cached_prompt_tokens",
+    "sampling/request_seconds",
+    "sampling/queue_seconds",
+    "sampling/interval_seconds",
+    "sampling/generated_tokens_per_second",
+    "sampling/concurrency_mean",
+    "sampling/inflight_requests",
+    "sampling/inflight_trajectories",
+    "sampling/kv_refreshes",
+    "env/tool_seconds",
+    "groups/mean_wait_seconds",
+    "groups/deadline_frac",
+    "throughput/queue_depth",
+    "recovery/restarts",
+    "recovery/retries",
+}
+KEYS_OF_AN_UPDATE = {
+    "train/loss",
+    "train/grad_norm",
+    "train/publish_seconds",
+    "train/forward_seconds",
+    "train/backward_seconds",
+    "train/optimizer_seconds",
+    "importance/ratio_mean",
+    "importance/ratio_max",
+    "importance/clip_frac",
+}
+
+
+@pytest.fixture
+def temporary():
+    """A directory for temporary files whose name is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="hw-", dir="/tmp") as path:
+        yield path
+
+
+@pytest.fixture
+def start(tmp_path, temporary):
+    """start(name, *arguments) starts run.py with the run directory tmp_path/name."""
+    runs = []
+
+    def begin(name, *arguments):
+        runs.append(RunPy(tmp_path / name, temporary, *arguments))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.end()
+
+
+def socket_directories(temporary):
+    return sorted(Path(temporary).glob("headway-*"))
+
+
+def assert_ended(run, code, status, temporary):
+    """Exit code, the audit log's last word, its audit, and nothing left behind."""
+    assert (run.wait(), run.stderr) == (code, "")
+    (end,) = run.events("end")
+    assert end["status"] == status
+    assert audit(run.run_dir).returncode == 0
+    assert socket_directories(temporary) == []
+    return end
+
+
+def test_two_runs_at_once_each_leave_a_whole_run_and_nothing_else(start, temporary):
+    """Both modes side by side; each would take the other's sockets, memory or files if they shared any."""
+    runs = {mode: start(mode, "--mode", mode, "--steps", "4") for mode in ("async", "sync")}
+    for mode, run in runs.items():
+        assert (run.wait(), run.stderr) == (0, ""), mode
+    assert socket_directories(temporary) == []
+    for mode, run in runs.items():
+        (end,) = run.events("end")
+        assert (end["status"], end["steps"], end["consumed"], end["outstanding"]) == ("completed", 4, 8, 0)
+        assert run.events("run")[0]["max_staleness"] == {"async": 2, "sync": 0}[mode]
+        done = audit(run.run_dir)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+        names = {path.name for path in run.run_dir.iterdir()}
+        assert names == {"config.json", "events.jsonl", "metrics.jsonl", "logs"}
+        logs = {path.name for path in (run.run_dir / "logs").iterdir()}
+        assert logs == {"learner-0.log", "sampler-0.log", "environment-0.log"}
+
+        metrics = run.lines("metrics.jsonl")
+        assert [line["step"] for line in metrics] == [1, 2, 3, 4]
+        updates = [line for line in metrics if line["train/updated"]]
+        assert metrics[-1]["model_step"] == len(updates) > 0
+        for line in metrics:
+            assert line.keys() >= KEYS, KEYS - line.keys()
+        for line in updates:
+            assert line.keys() >= KEYS_OF_AN_UPDATE, KEYS_OF_AN_UPDATE - line.keys()
+        generated = sum(event["tokens"] for event in run.events("segment"))
+        assert generated == sum(line["train/generated_tokens"] for line in metrics)
+
+        # Not a terminal: plain lines, the first and the last step among them, no control codes.
+        lines = run.stdout.splitlines()
+        assert "\x1b" not in run.stdout and "\r" not in run.stdout
+        assert lines[0].startswith(f"{mode} 1/4 | reward ")
+        assert any(line.startswith(f"{mode} 4/4 | reward ") for line in lines)
+        assert any(line.startswith("completed after 4 of 4 steps") for line in lines)
+        assert f"files: {run.run_dir}" in lines
+
+
+def test_ctrl_c_ends_the_run_after_the_update_that_has_begun(start, temporary):
+    run = start("run", *LONG)
+    run.wait_for_steps(2)
+    run.press_ctrl_c()
+    end = assert_ended(run, 130, "stopped", temporary)
+    assert 2 <= end["steps"] == len(run.lines("metrics.jsonl")) < 100000
+    assert len(run.events("optim")) == len(run.events("published"))
+    assert f"stopped after {end['steps']} of 100000 steps" in run.stdout
+
+
+def test_ctrl_c_while_modules_load_is_silent(start, temporary):
+    run = start("run", *LONG)
+    # From its own first module on; before that, Python itself would answer.
+    run.wait_until(lambda: maps_any(run.process.pid, ("msgpack", "numpy", "zmq")), "first module")
+    run.press_ctrl_c()
+    assert (run.wait(), run.stderr) == (130, "")
+    assert socket_directories(temporary) == []
+
+
+def maps_any(pid, words):
+    """Has the process mapped a file with one of these words in its path?"""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return any(word in maps for word in words)
+
+
+def test_ctrl_c_while_workers_start_ends_the_run_at_once(start, temporary):
+    """The learner is halted as soon as it exists, so the run can't get beyond its start."""
+    run = start("run", *LONG)
+    run.wait_until(lambda: "workers.learner" in run.workers(), "learner")
+    learner = run.workers()["workers.learner"]
+    learner.suspend()
+    try:
+        run.press_ctrl_c()
+        end = assert_ended(run, 130, "stopped", temporary)
+        wait_until_gone([learner], GONE_SECONDS)
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            learner.kill()
+    assert (end["steps"], end["admitted"]) == (0, 0)
+
+
+def test_second_ctrl_c_ends_a_run_whose_update_does_not(start, temporary):
+    """The learner is halted, so the first signal's wait for the update would have no end."""
+    run = start("run", *LONG)
+    run.wait_for_steps(2)
+    workers = run.wait_for_workers()
+    workers["workers.learner"].suspend()
+    steps = -1
+    while steps != len(run.lines("metrics.jsonl")):  # until it stands
+        steps = len(run.lines("metrics.jsonl"))
+        time.sleep(0.5)
+    run.press_ctrl_c()
+    time.sleep(0.2)
+    run.press_ctrl_c()
+    assert_ended(run, 130, "stopped", temporary)
+    wait_until_gone(workers.values(), GONE_SECONDS)
+
+
+def test_second_ctrl_c_while_the_processes_end_leaves_nothing(start, temporary):
+    """The sampler is halted, so that the supervisor waits for its end."""
+    run = start("run", *LONG)
+    run.wait_for_steps(2)
+    workers = run.wait_for_workers()
+    workers["workers.sampler"].suspend()
+    run.press_ctrl_c()
+    run.wait_until(lambda: run.events("end"), "end event")
+    wait_until_gone([workers["workers.learner"]], GONE_SECONDS)
+    run.press_ctrl_c()
+    assert (run.wait(), run.stderr) == (130, "")
+    wait_until_gone(workers.values(), GONE_SECONDS)
+    assert socket_directories(temporary) == []
+
+
+def test_killed_supervisor_takes_its_workers_along_and_the_next_start_sweeps(start, temporary):
+    """That next run is then ended with SIGTERM."""
+    shared_memory = sorted(os.listdir("/dev/shm"))
+    run = start("killed", *LONG)
+    run.wait_for_steps(2)
+    workers = run.wait_for_workers()
+    (sockets,) = socket_directories(temporary)
+    assert stat.S_IMODE(sockets.stat().st_mode) == 0o700
+    workers["workers.sampler"].suspend()  # also one that can't act
+    run.process.send_signal(signal.SIGKILL)
+    assert run.wait() == -signal.SIGKILL
+    wait_until_gone(workers.values(), GONE_SECONDS)
+    assert sorted(os.listdir("/dev/shm")) == shared_memory
+    assert socket_directories(temporary) == [sockets]
+    findings = audit(run.run_dir).stdout.splitlines()  # its log breaks off, but holds nothing untrue
+    assert "the last event is not end" in findings[-2] and findings[-1] == "1 findings"
+
+    following = start("next", *LONG)
+    following.wait_until(lambda: "workers.learner" in following.workers(), "learner")
+    assert sockets not in socket_directories(temporary)
+    following.wait_for_steps(1)
+    following.process.terminate()
+    assert_ended(following, 143, "stopped", temporary)
+
+
+def test_dead_learner_is_one_sentence_and_exit_1(start, temporary):
+    run = start("run", *LONG)
+    run.wait_for_steps(2)
+    learner = run.wait_for_workers()["workers.learner"]
+    learner.kill()
+    assert run.wait() == 1
+    assert run.stderr == f"headway: The learner 0 (pid {learner.pid}) was killed by SIGKILL.\n"
+    assert [event["status"] for event in run.events("end")] == ["failed"]
+    assert audit(run.run_dir).returncode == 0
+    assert "failed after" in run.stdout
+    assert socket_directories(temporary) == []

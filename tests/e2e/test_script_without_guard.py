@@ -1,0 +1,108 @@
+"""Scripts that use the API without a `__main__` guard, with an environment of their own in themselves."""
+
+import os
+import tempfile
+
+import pytest
+from run_py import ROOT, RunPy, audit
+
+SETUP = f"""
+import sys
+
+sys.path.insert(0, {str(ROOT)!r})
+"""
+
+# Top to bottom, the way a notebook is written. Were it imported by a worker, it would start workers of its own.
+COMMON = """
+import os
+import threading
+
+import pipeline as rl
+
+print("began in", os.getpid())
+WORDS = ("say", "red", "green", "blue")
+
+
+class Echo(rl.Env):
+    def reset(self, row):
+        return "say " + row["word"]
+
+    @rl.tool
+    async def shout(self, text: str) -> str:
+        "Shout."
+        return text
+
+    def reward(self, traj, row):
+        if not hasattr(Echo, "seen"):
+            Echo.seen = (os.getpid(), threading.current_thread() is threading.main_thread())
+        return float(traj.member % 2)
+
+
+rows = [{"word": word} for word in WORDS[1:]] * 8
+supervisor = rl.Supervisor(model="tiny", chat=rl.TinyChat(WORDS, lambda words: []), device="cpu")
+
+
+def trainer_on(model):
+    return rl.AsyncTrainer(
+        engine=rl.RolloutEngine(
+            model,
+            env=Echo,
+            schedule=rl.Schedule(concurrency=16),
+            budget=rl.Budget(max_turn_tokens=2, max_context_tokens=32),
+        ),
+        optimizer=rl.Adam(lr=1e-3),
+        loss=rl.CISPO(normalize="token"),
+        completion=rl.GroupCompletion(mode="wait"),
+        groups_per_step=2,
+        group_size=2,
+        max_staleness=1,
+        run_dir="run",
+    )
+"""
+
+PLAIN = """
+with supervisor as model:
+    steps = rl.run(trainer_on(model), rows, steps=2, on_step=lambda step: print("step", step.n))
+print("model steps", [step.model_step for step in steps])
+print("environment in", *Echo.seen)
+"""
+
+INSIDE_ASYNCIO = """
+import asyncio
+
+
+async def main():
+    versions = []
+    with supervisor as model:
+        async for step in trainer_on(model).run(rows, steps=2):
+            print("step", step.n)
+            versions.append(step.model_step)
+    return versions
+
+
+print("model steps", asyncio.run(main()))
+print("environment in", *Echo.seen)
+"""
+
+
+@pytest.mark.parametrize("ending", [PLAIN, INSIDE_ASYNCIO], ids=["rl.run", "async for"])
+def test_script_trains_with_an_environment_that_only_it_can_import(tmp_path, ending):
+    script = tmp_path / "script.py"
+    script.write_text(SETUP + COMMON + ending, encoding="utf-8")
+    with tempfile.TemporaryDirectory(prefix="hw-", dir="/tmp") as temporary:
+        run = RunPy(tmp_path / "run", temporary, script=script)
+        try:
+            assert (run.wait(), run.stderr) == (0, "")
+        finally:
+            run.end()
+        assert [name for name in os.listdir(temporary) if name.startswith("headway-")] == []
+    pid = run.process.pid
+    assert run.stdout.splitlines() == [
+        f"began in {pid}",  # once: no worker has imported the script
+        "step 1",
+        "step 2",
+        "model steps [1, 2]",
+        f"environment in {pid} False",  # in the supervisor's process, beside its main thread
+    ]
+    assert audit(tmp_path / "run").returncode == 0
+    assert {path.name for path in (tmp_path / "run" / "logs").iterdir()} == {"learner-0.log", "sampler-0.log"}

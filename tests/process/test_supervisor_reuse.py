@@ -1,0 +1,85 @@
+"""One Supervisor, run after run: whatever the run before has left, the next one starts whole."""
+
+import asyncio
+import contextlib
+import os
+import signal
+
+import pytest
+from running import audit, make_trainer
+
+import pipeline as rl
+from pipeline.tasks import guess
+from pipeline.worker_handle import WorkerHandle
+from workers.messages import Hello
+
+ROWS = guess.train_rows(0)
+SECONDS = 60.0  # bound on every wait
+
+
+@pytest.fixture
+def model():
+    with rl.Supervisor(device="cpu", check_weights=True) as supervisor:
+        yield supervisor
+
+
+def test_processes_that_died_between_two_runs_are_started_anew(model, tmp_path):
+    """All of them, one after the other, in one supervisor."""
+    rl.run(make_trainer(model, tmp_path / "before"), ROWS, steps=1)
+    for role in ("environment", "sampler", "learner"):
+        handle = model._pool._handles[(role, 0)]
+        dead = handle.pid
+        os.kill(dead, signal.SIGKILL)
+        steps = rl.run(make_trainer(model, tmp_path / role), ROWS, steps=1)
+        assert len(steps) == 1 and handle.pid != dead
+        assert audit(tmp_path / role) == 0
+
+
+def test_run_that_was_cancelled_in_its_start_does_not_reach_into_the_next(model, tmp_path, monkeypatch):
+    """The learner is halted before it can read the first run's start message. Then the next run starts, with another
+    number of slots, and the learner wakes: that run is not to meet the first one's memory or answers.
+    """
+    receive, halted = WorkerHandle._receive, []
+
+    def halt_at_hello(handle, message):
+        if isinstance(message, Hello) and handle.role == "learner" and not halted:
+            os.kill(handle.pid, signal.SIGSTOP)
+            halted.append(handle.pid)
+        receive(handle, message)
+
+    monkeypatch.setattr(WorkerHandle, "_receive", halt_at_hello)
+
+    async def cancel_in_start():
+        trainer = make_trainer(model, tmp_path / "cancelled", max_staleness=0)
+        running = asyncio.ensure_future(anext(trainer.run(ROWS, steps=5)))
+        while not halted and not running.done():
+            await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    def wake():
+        with contextlib.suppress(ProcessLookupError):  # it was replaced
+            os.kill(halted[0], signal.SIGCONT)
+
+    async def train():
+        trainer = make_trainer(model, tmp_path / "next", max_staleness=2)
+        asyncio.get_running_loop().call_later(0.2, wake)
+        return [step.n async for step in trainer.run(ROWS, steps=3)]
+
+    asyncio.run(asyncio.wait_for(cancel_in_start(), SECONDS))
+    assert asyncio.run(asyncio.wait_for(train(), SECONDS)) == [1, 2, 3]
+    assert audit(tmp_path / "next") == 0
+
+
+def test_two_runs_at_once_on_one_supervisor_are_refused(model, tmp_path):
+    async def both():
+        first = make_trainer(model, tmp_path / "first").run(ROWS, steps=100)
+        await anext(first)
+        with pytest.raises(rl.RunError, match="in a run already"):
+            await anext(make_trainer(model, tmp_path / "second").run(ROWS, steps=1))
+        second = await anext(first)
+        await first.aclose()
+        return second.n
+
+    assert asyncio.run(both()) == 2

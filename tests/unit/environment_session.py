@@ -1,0 +1,58 @@
+"""An environment host driven by hand: what the tests of it share."""
+
+import asyncio
+
+from pipeline.env import Env, tool
+from pipeline.environment_host import EnvironmentHost
+from workers.messages import EnvironmentCall
+
+ROW = {"answer": "yes"}
+
+
+class Quiz(Env):
+    """Plain methods, one async tool; what it does is set by class attributes of the tests' subclasses."""
+
+    closed: list
+
+    @tool
+    async def look(self, where: str) -> str:
+        return f"nothing {where}"
+
+    def reset(self, row):
+        return f"question {self.rng.randrange(1000)}"
+
+    def reward(self, traj, row):
+        return float(row["answer"] in traj.text)
+
+    def close(self):
+        self.closed.append(self)
+
+
+def session(env_class, steps, timeout=60.0, grace=60.0):
+    """Run `await steps(ask, host)` where ask(call, **argument) is one call for trajectory 4.2; returns its result."""
+    env_class.closed = []
+
+    async def run():
+        host = EnvironmentHost(env_class, timeout=timeout, name=env_class.__name__, grace=grace)
+
+        async def ask(call, member=2, **argument):
+            if call == "turn":
+                argument = turn(**argument)
+            return await host.handle(EnvironmentCall(7, 4, member, call, argument))
+
+        result = await steps(ask, host)
+        await host.close()
+        return result
+
+    return asyncio.run(run())
+
+
+def turn(text="", calls=(), num_tokens=3, stopped=True):
+    calls = [{"name": name, "arguments": arguments, "error": None} for name, arguments in calls]
+    return {"text": text, "tool_calls": calls, "num_tokens": num_tokens, "stopped": stopped}
+
+
+async def reset(ask):
+    reply = await ask("reset", row=ROW, seed=11)
+    assert reply.error is None, reply.error
+    return reply

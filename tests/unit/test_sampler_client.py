@@ -1,0 +1,346 @@
+"""Requests to a sampler that is played by the test: order, room, pieces, limit, restart."""
+
+import asyncio
+from array import array
+
+import pytest
+
+from pipeline.errors import RunError
+from pipeline.sampler_client import RequestLimit, SamplerClient
+from shm.queue import QueueConsumer, QueueProducer
+from workers.messages import Generate, Payload, Release, Segment, Segments
+from workers.transfer import Inbox
+
+REQUEST_BYTES = 4096  # contexts larger than 1024 bytes, 256 tokens, go in pieces
+REPLY_BYTES = 8192  # room for 1024 tokens of replies
+
+
+class FakeSampler:
+    """One incarnation: takes what the client sends, and answers when told to."""
+
+    def __init__(self, client, request_bytes=REQUEST_BYTES, reply_bytes=REPLY_BYTES):
+        requests, replies = (memoryview(bytearray(size)) for size in (request_bytes, reply_bytes))
+        self.client = client
+        self.inbox = Inbox(QueueConsumer(requests), request_bytes)
+        self.replies = QueueProducer(replies)
+        self.open = {}  # request number -> GenerateRequest
+        self.contexts = {}  # request number -> token ids
+        self.messages = []  # kinds, in order
+        self.released = []
+        client.connect(self.take, QueueProducer(requests), QueueConsumer(replies), reply_bytes)
+
+    def take(self, message):
+        self.messages.append(type(message))
+        if getattr(message, "consumed", 0):
+            self.replies.release(message.consumed)
+        if isinstance(message, Payload):
+            self.inbox.add_piece(message)
+        elif isinstance(message, Generate):
+            for request in message.requests:
+                assert request.request not in self.open, "asked twice of one incarnation"
+                data = self.inbox.take(request.position, 4 * request.num_tokens)
+                self.open[request.request] = request
+                self.contexts[request.request] = array("i", bytes(data)).tolist()
+        elif isinstance(message, Release):
+            self.released.append((message.trajectories, message.versions))
+
+    def answer(self, number, tokens=(7, 8)):
+        request = self.open.pop(number)
+        logprobs = array("f", [-0.5 * (index + 1) for index in range(len(tokens))])
+        position = self.replies.write(array("i", tokens), logprobs)
+        segment = Segment(number, request.version, position, len(tokens), 3, True, 0.25, 0.5)
+        self.client.receive(Segments(segments=[segment], consumed=self.inbox.consumed))
+
+    def report(self):
+        """What the worker's loop sends when it has read enough."""
+        report = self.inbox.report()
+        if report is not None:
+            self.client.receive(report)
+
+
+async def tick():
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+def ask(client, priority=0, group=0, member=0, context=(1, 2, 3), max_tokens=16, generated=0):
+    return client.generate(
+        priority=priority,
+        group=group,
+        member=member,
+        version=5,
+        slot=1,
+        context=list(context),
+        max_tokens=max_tokens,
+        generated=generated,
+    )
+
+
+def run(test):
+    return asyncio.run(asyncio.wait_for(test, 30))
+
+
+@pytest.fixture
+def client():
+    return SamplerClient(0, RequestLimit(1000))
+
+
+def test_request_and_answer_carry_everything(client):
+    async def test():
+        sampler = FakeSampler(client)
+        future = ask(client, group=4, member=2, context=[9, 8, 7, 6], max_tokens=12, generated=5)
+        await tick()
+        ((number, request),) = sampler.open.items()
+        assert (request.group, request.member, request.version, request.slot) == (4, 2, 5, 1)
+        assert (request.max_tokens, request.generated) == (12, 5)
+        assert sampler.contexts[number] == [9, 8, 7, 6]
+        sampler.answer(number, tokens=(3, 4, 0))
+        return await future
+
+    result = run(test())
+    assert (result.tokens, result.logprobs, result.version) == ([3, 4, 0], [-0.5, -1.0, -1.5], 5)
+    assert (result.cached, result.stopped, result.seconds, result.queue_seconds) == (3, True, 0.25, 0.5)
+
+
+def test_what_is_asked_in_one_tick_goes_in_one_message(client):
+    async def test():
+        sampler = FakeSampler(client)
+        for member in range(10):
+            ask(client, member=member)
+        await tick()
+        return sampler
+
+    sampler = run(test())
+    assert sampler.messages == [Generate] and len(sampler.open) == 10
+
+
+def test_oldest_admission_goes_first_then_the_oldest_request():
+    client = SamplerClient(0, RequestLimit(1))
+
+    async def test():
+        sampler = FakeSampler(client)
+        for priority, group in ((3, 30), (1, 10), (2, 20), (1, 11)):
+            ask(client, priority=priority, group=group)
+        order = []
+        for _ in range(4):
+            await tick()
+            ((number, request),) = sampler.open.items()
+            order.append(request.group)
+            sampler.answer(number)
+        return order
+
+    assert run(test()) == [10, 11, 20, 30]
+
+
+def test_room_for_the_whole_reply_is_reserved_and_given_back_after_a_shorter_one(client):
+    """Replies of up to 400 tokens at 8 bytes: two fit into 8192 bytes, the third waits."""
+
+    async def test():
+        sampler = FakeSampler(client)
+        for member in range(4):
+            ask(client, member=member, max_tokens=400)
+        await tick()
+        counts = [len(sampler.open)]
+        sampler.answer(min(sampler.open), tokens=(1,))
+        await tick()
+        counts.append(len(sampler.open))
+        assert [request.member for request in sampler.open.values()] == [1, 2]
+        return counts
+
+    assert run(test()) == [2, 2]
+
+
+def test_sampler_always_has_room_to_answer(client):
+    """Every answer as long as allowed, thousands of them through a ring for a few: `write` never raises."""
+
+    async def test():
+        sampler = FakeSampler(client, reply_bytes=8 * 10)
+        futures = [ask(client, member=member, max_tokens=1 + member % 7) for member in range(300)]
+        while not all(future.done() for future in futures):
+            await tick()
+            assert sum(request.max_tokens for request in sampler.open.values()) <= 10
+            for number, request in list(sampler.open.items()):
+                sampler.answer(number, tokens=range(request.max_tokens))
+        return [len(future.result().tokens) for future in futures]
+
+    assert run(test()) == [1 + member % 7 for member in range(300)]
+
+
+def test_contexts_wait_for_room_in_the_ring(client):
+    """Contexts of 200 tokens, 800 bytes: five fit into 4096, and more follow when the sampler says what it read."""
+
+    async def test():
+        sampler = FakeSampler(client)
+        sampler.take, taken = lambda message: None, []
+        client.connect(taken.append, QueueProducer(memoryview(bytearray(4096))), client._replies, REPLY_BYTES)
+        for member in range(8):
+            ask(client, member=member, context=range(200))
+        await tick()
+        return [len(message.requests) for message in taken]
+
+    assert run(test()) == [5]
+
+
+def test_large_context_goes_in_pieces_while_the_others_wait_behind_it(client):
+    """3000 tokens, 12,000 bytes, through a ring of 4096; with neighbours before and behind."""
+    large = [(17 * index) % 1000 for index in range(3000)]
+
+    async def test():
+        sampler = FakeSampler(client)
+        before = ask(client, priority=0, group=1)
+        middle = ask(client, priority=1, group=2, context=large)
+        behind = ask(client, priority=2, group=3, context=[4, 5])
+        while not behind.done():
+            await tick()
+            sampler.report()
+            for number in list(sampler.open):
+                sampler.answer(number)
+        assert before.done() and middle.done()
+        return sampler
+
+    sampler = run(test())
+    assert [sampler.contexts[number] for number in (1, 2, 3)] == [[1, 2, 3], large, [4, 5]]
+    kinds = [kind for kind in sampler.messages if kind in (Generate, Payload)]
+    assert kinds == [Generate] + [Payload] * 12 + [Generate, Generate]
+
+
+def test_no_more_requests_are_out_than_allowed_over_all_samplers():
+    limit = RequestLimit(3)
+    clients = [SamplerClient(index, limit) for index in range(2)]
+
+    async def test():
+        samplers = [FakeSampler(client) for client in clients]
+        futures = [ask(client, member=member) for client in clients for member in range(5)]
+        served = 0
+        while not all(future.done() for future in futures):
+            await tick()
+            outstanding = [(sampler, number) for sampler in samplers for number in sampler.open]
+            assert len(outstanding) == min(3, 10 - served) == limit.outstanding
+            sampler, number = outstanding[0]
+            sampler.answer(number)
+            served += 1
+        return limit.outstanding
+
+    assert run(test()) == 0
+
+
+def test_restart_asks_everything_unanswered_again_exactly_once_oldest_first(client):
+    async def test():
+        first = FakeSampler(client)
+        futures = [ask(client, priority=9 - member, member=member, context=[member]) for member in range(10)]
+        await tick()
+        for number in (2, 5):
+            first.answer(number)
+        asked = dict(first.open)
+        client.disconnect()
+        late = ask(client, priority=0, member=10, context=[10])  # while none is there
+        await tick()
+        second = FakeSampler(client)
+        await tick()
+        numbers = list(second.open)
+        members = [second.open[number].member for number in numbers]
+        contexts = [second.contexts[number] for number in numbers]
+        for number in numbers:
+            second.answer(number)
+        await asyncio.gather(*futures, late)
+        return sorted(asked), sorted(numbers), members, contexts, client._limit.outstanding
+
+    asked, numbers, members, contexts, outstanding = run(test())
+    assert asked == [1, 3, 4, 6, 7, 8, 9, 10] and numbers == [*asked, 11]
+    assert members == [9, 10, 8, 7, 6, 5, 3, 2, 0]  # by priority, then by age
+    assert contexts == [[member] for member in members]
+    assert outstanding == 0
+
+
+def test_restart_in_the_middle_of_a_large_context_sends_all_of_it_again(client):
+    large = list(range(3000))
+
+    async def test():
+        first = FakeSampler(client)
+        future = ask(client, context=large)
+        await tick()
+        assert first.messages.count(Payload) == 4  # the ring is full
+        client.disconnect()
+        second = FakeSampler(client)
+        while not future.done():
+            await tick()
+            second.report()
+            for number in list(second.open):
+                second.answer(number)
+        return first, second
+
+    first, second = run(test())
+    assert first.open == {}
+    assert second.contexts == {1: large}
+
+
+def test_restarted_sampler_is_not_told_of_what_only_its_predecessor_held(client):
+    async def test():
+        FakeSampler(client)
+        client.release(4, 2)
+        client.release_version(3)
+        client.disconnect()
+        client.release(5, 0)
+        second = FakeSampler(client)
+        client.release(6, 1)
+        client.release_version(4)
+        await tick()
+        return second.released
+
+    assert run(test()) == [([[6, 1]], [4])]
+
+
+def test_releases_go_before_the_requests_of_the_same_tick(client):
+    async def test():
+        sampler = FakeSampler(client)
+        ask(client)
+        client.release(4, 2)
+        client.release(4, 3)
+        await tick()
+        return sampler
+
+    sampler = run(test())
+    assert sampler.messages == [Release, Generate]
+    assert sampler.released == [([[4, 2], [4, 3]], [])]
+
+
+def test_failure_reaches_everyone_who_waits_and_frees_the_limit():
+    client = SamplerClient(0, RequestLimit(2))
+    error = RunError("It is over.")
+
+    async def test():
+        FakeSampler(client)
+        futures = [ask(client, member=member) for member in range(4)]
+        await tick()
+        client.fail(error)
+        return await asyncio.gather(*futures, return_exceptions=True), client._limit.outstanding
+
+    assert run(test()) == ([error] * 4, 0)
+
+
+def test_answer_that_comes_after_the_failure_is_ignored(client):
+    """The sampler can't know yet that the run is over."""
+
+    async def test():
+        sampler = FakeSampler(client)
+        future = ask(client)
+        await tick()
+        client.fail(RunError("It is over."))
+        sampler.answer(1)
+        await tick()
+        return future.exception()
+
+    assert str(run(test())) == "It is over."
+
+
+def test_answer_to_a_cancelled_request_is_taken_and_dropped(client):
+    async def test():
+        sampler = FakeSampler(client)
+        futures = [ask(client, member=member) for member in range(2)]
+        await tick()
+        futures[0].cancel()
+        sampler.answer(1)
+        sampler.answer(2)
+        return (await futures[1]).tokens, client._limit.outstanding
+
+    assert run(test()) == ([7, 8], 0)

@@ -1,0 +1,275 @@
+"""One trajectory against a played sampler and a played environment: what is asked, what is kept, how it ends."""
+
+import asyncio
+
+import pytest
+
+from pipeline.config import Budget
+from pipeline.errors import TrajectoryError
+from pipeline.rendering import ParsedTurn
+from pipeline.sampler_client import SegmentResult
+from pipeline.trajectory import Span, Trajectory
+from pipeline.trajectory_loop import TrajectoryLoop
+from workers.messages import EnvironmentReply, ToolRecord
+
+STOP = 0
+PROMPT = [100, 101, 102]
+FRAMING = [200, 201]
+
+
+class Chat:
+    """Ids that say what they are: PROMPT, then FRAMING after each turn; a turn that holds a 9 calls a tool."""
+
+    def __init__(self):
+        self.rendered = []
+
+    def render_prompt(self, messages, tools):
+        self.rendered.append(("prompt", messages, tools))
+        return list(PROMPT)
+
+    def render_reply(self, messages, turn_ids):
+        self.rendered.append(("reply", messages, list(turn_ids)))
+        return list(FRAMING)
+
+    def parse_turn(self, turn_ids):
+        calls = [{"name": "look", "arguments": {}, "error": None}] if 9 in turn_ids else []
+        return ParsedTurn(" ".join(map(str, turn_ids)), calls)
+
+
+class Environment:
+    """Answers turns with `replies`, then with a reward of 0.5; a truncation with -1."""
+
+    def __init__(self, replies=(), reset=None):
+        self.calls = []
+        self._replies = list(replies)
+        self._reset = reset or {"messages": ["?"], "tools": ["look"]}
+
+    async def call(self, call, argument):
+        self.calls.append((call, argument))
+        if call == "reset":
+            result = self._reset
+        elif call == "truncate":
+            result = {"reward": -1.0, "metrics": {"cut": 1.0}}
+        else:
+            result = self._replies.pop(0) if self._replies else {"messages": None, "reward": 0.5}
+        if isinstance(result, Exception):
+            raise result
+        return EnvironmentReply(1, result, [ToolRecord("look", 0.25, None)] if call == "turn" else [], 0.5, None)
+
+
+def go_on(max_turn_tokens=None, **metrics):
+    return {"messages": ["more"], "max_turn_tokens": max_turn_tokens} | ({"metrics": metrics} if metrics else {})
+
+
+def segment(*tokens, stopped=None, version=5):
+    stopped = bool(tokens) and tokens[-1] == STOP if stopped is None else stopped
+    return SegmentResult(list(tokens), [-float(token) for token in tokens], version, 0, stopped, 0.1, 0.0)
+
+
+class Played:
+    """A loop that was run to its end, and what happened."""
+
+    def __init__(self, segments, environment=None, **budget):
+        self.trajectory = Trajectory(4, 2, 0)
+        self.environment = environment or Environment()
+        self.chat = Chat()
+        self.requests = []  # (context, max_tokens, generated)
+        self.noted = []  # (tokens, length of their context)
+        self.tools = []
+        self.begun = 0
+        self._segments = list(segments)
+        self.loop = TrajectoryLoop(
+            self.trajectory,
+            Budget(**budget),
+            self.chat,
+            self.environment,
+            self._begin,
+            lambda segment, context: self.noted.append((segment.tokens, context)),
+            lambda reply: self.tools.extend(reply.tools),
+        )
+
+    def _begin(self):
+        assert [call for call, _ in self.environment.calls] == ["reset"], "pinned before its first request"
+        self.begun += 1
+        return self._generate
+
+    def _generate(self, context, max_tokens, generated):
+        self.requests.append((list(context), max_tokens, generated))
+        future = asyncio.get_running_loop().create_future()
+        future.set_result(self._segments.pop(0))
+        return future
+
+    def run(self):
+        asyncio.run(self.loop.run({"number": 3}, 77))
+        assert self.begun == 1 and self._segments == [], "not everything that was played was asked for"
+        return self
+
+    @property
+    def tokens(self):
+        return [(span.kind, span.tokens) for span in self.trajectory.spans]
+
+    @property
+    def outcome(self):
+        return self.trajectory.truncated, self.trajectory.reward
+
+    @property
+    def calls(self):
+        return [call for call, _ in self.environment.calls]
+
+
+def test_one_turn_from_reset_to_reward():
+    played = Played([segment(5, 6, STOP)]).run()
+    assert played.environment.calls == [
+        ("reset", {"row": {"number": 3}, "seed": 77}),
+        ("turn", {"text": "5 6 0", "tool_calls": [], "num_tokens": 3, "stopped": True}),
+    ]
+    assert played.chat.rendered == [("prompt", ["?"], ["look"])]
+    assert played.requests == [(PROMPT, 4096, 0)]
+    assert played.trajectory.spans == [
+        Span("prompt", PROMPT),
+        Span("generated", [5, 6, STOP], 5, 5, [-5.0, -6.0, 0.0]),
+    ]
+    assert played.outcome == (None, 0.5) and played.trajectory.num_turns == 1
+
+
+def test_turns_alternate_with_framing_and_every_request_carries_all_ids():
+    played = Played([segment(9, STOP), segment(6, STOP)], Environment([go_on()])).run()
+    assert played.tokens == [
+        ("prompt", PROMPT),
+        ("generated", [9, STOP]),
+        ("framing", FRAMING),
+        ("generated", [6, STOP]),
+    ]
+    context = [*PROMPT, 9, STOP, *FRAMING]
+    assert played.requests == [(PROMPT, 4096, 0), (context, 4096, 2)]
+    assert played.noted == [([9, STOP], 3), ([6, STOP], 7)]
+    assert played.chat.rendered[1] == ("reply", ["more"], [9, STOP])
+    assert [call for call in played.environment.calls[1][1]["tool_calls"]] == [
+        {"name": "look", "arguments": {}, "error": None}
+    ]
+    assert played.tools == [ToolRecord("look", 0.25, None)] * 2 and played.trajectory.num_turns == 2
+
+
+def test_a_turn_of_several_segments_keeps_each_with_its_version_and_is_parsed_whole():
+    played = Played([segment(5, 6, version=5), segment(7, 8, version=6), segment(STOP, version=6)], segment_tokens=2)
+    played.run()
+    assert played.trajectory.spans[1:] == [
+        Span("generated", [5, 6], 5, 5, [-5.0, -6.0]),
+        Span("generated", [7, 8], 6, 6, [-7.0, -8.0]),
+        Span("generated", [STOP], 6, 6, [0.0]),
+    ]
+    assert played.requests == [
+        (PROMPT, 2, 0),
+        ([*PROMPT, 5, 6], 2, 2),
+        ([*PROMPT, 5, 6, 7, 8], 2, 4),
+    ]
+    assert played.environment.calls[1][1] == {"text": "5 6 7 8 0", "tool_calls": [], "num_tokens": 5, "stopped": True}
+
+
+def test_a_turn_at_its_cap_ends_without_a_stop():
+    played = Played([segment(5, 6)], max_turn_tokens=2).run()
+    assert played.requests == [(PROMPT, 2, 0)]
+    assert played.environment.calls[1][1]["stopped"] is False and played.outcome == (None, 0.5)
+
+
+def test_the_environments_cap_counts_for_the_next_turn_only():
+    environment = Environment([go_on(max_turn_tokens=1), go_on()])
+    played = Played([segment(5, 6, 7), segment(8), segment(5, 6, 7)], environment, max_turn_tokens=3).run()
+    assert [max_tokens for _, max_tokens, _ in played.requests] == [3, 1, 3]
+
+
+def test_turns_run_out_after_an_answer_without_calls():
+    played = Played([segment(5, STOP), segment(6, STOP)], Environment([go_on(), go_on()]), max_turns=2).run()
+    assert played.outcome == ("turns", -1.0)
+    assert played.calls == ["reset", "turn", "turn", "truncate"]
+    assert played.environment.calls[-1] == ("truncate", {"cause": "turns"})
+    assert played.tokens[-1] == ("generated", [6, STOP])  # the last reply is not appended: nobody would read it
+
+
+def test_calls_of_the_last_turn_are_not_made():
+    played = Played([segment(9, STOP)], max_turns=1).run()
+    assert (played.outcome, played.calls) == (("turns", -1.0), ["reset", "truncate"])
+
+
+def test_an_episode_that_ends_in_its_last_turn_has_its_own_reward():
+    assert Played([segment(5, STOP)], max_turns=1).run().outcome == (None, 0.5)
+
+
+def test_generated_tokens_run_out_in_mid_turn():
+    played = Played([segment(5, 6), segment(7)], segment_tokens=2, max_generated_tokens=3).run()
+    assert [max_tokens for _, max_tokens, _ in played.requests] == [2, 1]
+    assert (played.outcome, played.calls) == (("generated_tokens", -1.0), ["reset", "truncate"])
+    assert played.tokens[1:] == [("generated", [5, 6]), ("generated", [7])]  # what was sampled stays
+
+
+def test_generated_tokens_are_counted_over_all_turns():
+    played = Played([segment(5, 6, STOP), segment(7)], Environment([go_on()]), max_generated_tokens=4).run()
+    assert [max_tokens for _, max_tokens, _ in played.requests] == [4, 1]
+    assert played.outcome == ("generated_tokens", -1.0)
+
+
+def test_a_stop_with_the_last_token_of_the_budget_is_a_natural_end():
+    played = Played([segment(5, STOP)], max_generated_tokens=2).run()
+    assert played.outcome == (None, 0.5) and played.environment.calls[1][1]["stopped"] is True
+
+
+def test_context_runs_out_in_mid_turn():
+    played = Played([segment(5, 6)], max_context_tokens=5).run()
+    assert played.requests == [(PROMPT, 2, 0)]
+    assert played.outcome == ("context", -1.0)
+    assert played.environment.calls[-1] == ("truncate", {"cause": "context"})
+
+
+@pytest.mark.parametrize(("context", "fits"), [(7, False), (8, True)])
+def test_a_reply_that_would_fill_the_context_is_not_appended(context, fits):
+    """3 of the prompt, 2 of the turn, 2 of framing: 7, and one more to write into."""
+    played = Played([segment(5, STOP)] + [segment(STOP)] * fits, Environment([go_on()]), max_context_tokens=context)
+    played.run()
+    assert (("framing", FRAMING) in played.tokens) == fits
+    assert played.outcome == ((None, 0.5) if fits else ("context", -1.0))
+    assert len(played.requests) == 1 + fits
+
+
+def test_a_prompt_that_fills_the_context_is_truncated_before_any_request():
+    played = Played([], max_context_tokens=3).run()
+    assert (played.requests, played.outcome) == ([], ("context", -1.0))
+
+
+def test_a_segment_without_tokens_truncates_and_leaves_no_span():
+    played = Played([segment(5), segment()], segment_tokens=1).run()
+    assert played.outcome == ("empty_sample", -1.0)
+    assert played.tokens == [("prompt", PROMPT), ("generated", [5])]
+    assert played.noted == [([5], 3)] and played.calls == ["reset", "truncate"]
+
+
+def test_metrics_of_all_replies_are_summed():
+    environment = Environment([go_on(hints=1.0), go_on(hints=2.0, cut=0.5)])
+    played = Played([segment(5, STOP), segment(6, STOP), segment(9, STOP)], environment, max_turns=3).run()
+    assert played.trajectory.metrics == {"hints": 3.0, "cut": 1.5}
+
+
+@pytest.mark.parametrize("when", ["reset", "turn"])
+def test_failure_of_the_environment_leaves_no_reward(when):
+    failure = TrajectoryError("It broke.")
+    environment = Environment(reset=failure) if when == "reset" else Environment([failure])
+    played = Played([segment(5, STOP)], environment)
+    with pytest.raises(TrajectoryError, match="It broke."):
+        asyncio.run(played.loop.run({}, 1))
+    assert played.outcome == (None, None)
+    assert played.begun == (when == "turn")  # nothing is pinned for an environment that did not start
+
+
+def test_what_it_waits_for_is_told():
+    seen = {}
+
+    class Watched(Environment):
+        async def call(self, call, argument):
+            seen[call] = played.loop.doing
+            return await super().call(call, argument)
+
+    played = Played([segment(9, STOP)], Watched([go_on()]), max_turns=1)
+    generate = played._generate
+    played._generate = lambda *request: seen.setdefault("generate", played.loop.doing) and generate(*request)
+    assert played.loop.doing == "queue"
+    played.run()
+    assert seen == {"reset": "tool", "generate": "sampling", "truncate": "reward"}

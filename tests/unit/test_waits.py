@@ -1,0 +1,121 @@
+"""Waits: whose fault, how long, in events that add up."""
+
+import json
+
+import pytest
+
+from pipeline.events import EventLog
+from pipeline.waits import Culprit, Waits
+
+
+def tool(group=4, trajectory="4.1"):
+    return Culprit("tool", group, trajectory, f"group {group} must train by version 6")
+
+
+READY = Culprit("ready", 5, None, "too few finished groups")
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def log(tmp_path, clock):
+    events = EventLog(tmp_path / "events.jsonl", clock)
+    yield events
+    events.close()
+
+
+@pytest.fixture
+def waits(log, clock):
+    return Waits(log, clock)
+
+
+@pytest.fixture
+def told(log, tmp_path):
+    """The `wait` events so far, without their time."""
+
+    def read():
+        log.flush()
+        events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+        return [{key: value for key, value in event.items() if key not in ("t", "event")} for event in events]
+
+    return read
+
+
+def test_wait_is_told_at_its_end_with_its_culprit_and_length(waits, clock, told):
+    waits.begin(7, tool())
+    assert waits.current == tool() and told() == []
+    clock.now += 1.5
+    waits.end()
+    assert waits.current is None
+    assert told() == [
+        {
+            "step": 7,
+            "seconds": 1.5,
+            "group": 4,
+            "trajectory": "4.1",
+            "why": "tool",
+            "detail": "group 4 must train by version 6",
+        }
+    ]
+
+
+def test_end_without_a_wait_tells_nothing(waits, told):
+    waits.end()
+    assert told() == []
+
+
+def test_same_culprit_goes_on_and_another_starts_a_wait_of_its_own(waits, clock, told):
+    waits.begin(7, tool())
+    clock.now += 1.0
+    waits.begin(7, tool(trajectory="4.0"))  # the same group for the same reason
+    clock.now += 1.0
+    waits.begin(7, READY)
+    clock.now += 0.25
+    waits.begin(7, tool(group=9))
+    clock.now += 0.5
+    waits.end()
+    assert [(event["why"], event["group"], event["seconds"]) for event in told()] == [
+        ("tool", 4, 2.0),
+        ("ready", 5, 0.25),
+        ("tool", 9, 0.5),
+    ]
+
+
+def test_lasting_wait_is_reported_in_parts_that_add_up(waits, clock, told):
+    waits.begin(7, tool())
+    clock.now += 10.0
+    waits.report(tool())
+    clock.now += 10.0
+    waits.report(READY)  # by now it is for something else
+    clock.now += 3.0
+    waits.end()
+    assert [(event["why"], event["seconds"]) for event in told()] == [("tool", 10.0), ("tool", 10.0), ("ready", 3.0)]
+
+
+def test_pulls_at_the_bound_are_summed_by_cause_until_the_next_batch(waits):
+    waits.count_pull("tool", 1.0)
+    waits.count_pull("sampling", 0.5)
+    waits.count_pull("tool", 2.0)
+    assert (waits.bound_count, waits.bound_seconds) == (3, 3.5)
+    assert waits.by_cause == {"tool": 3.0, "sampling": 0.5}
+    waits.reset()
+    assert (waits.bound_count, waits.bound_seconds, waits.by_cause) == (0, 0.0, {})
+
+
+def test_reset_does_not_end_a_wait(waits, clock, told):
+    waits.begin(7, tool())
+    waits.reset()
+    clock.now += 1.0
+    waits.end()
+    assert [event["seconds"] for event in told()] == [1.0]
