@@ -43,14 +43,12 @@ from bench.report import Arm, Pair, pair_json, pair_table, summary, summary_text
 from pipeline.command_line import read_arguments
 from pipeline.errors import ConfigError
 from pipeline.evaluate import Evaluation, FinalEvaluation
+from pipeline.launch import make_supervisor, make_trainer, train_rows
 from pipeline.options import OPTIONS, Option, as_written, build, convert
 from pipeline.progress import step_line
-from pipeline.rollouts import RolloutEngine
 from pipeline.run_config import MODES, RunConfig, installed_version, task_defaults
 from pipeline.run_directory import check_run_dir
-from pipeline.supervisor import Supervisor
 from pipeline.tasks import TASKS
-from pipeline.trainer import AsyncTrainer
 from pipeline.version import VERSION
 from shm.errors import HeadwayError
 
@@ -228,20 +226,10 @@ def run_arm(plan: Plan, mode: str, seed: int, root: Path) -> tuple[Arm, Work]:
 
 async def train(config: RunConfig, evaluation: FinalEvaluation | None) -> Evaluation | None:
     """`pipeline.launch.run`, with an evaluation of the final version."""
-    task = TASKS[config.task]
-    arguments = dict(task.arguments) | {"latency": config.tool_latency}
-    chat = task.chat_format()
-    with Supervisor(config.model, chat=chat, samplers=config.samplers, device=config.device) as model:
-        engine_options = {name: getattr(config.trainer.engine, name) for name in config.trainer.engine.__slots__}
-        options = {name: getattr(config.trainer, name) for name in config.trainer.__slots__ if name != "engine"}
-        trainer = AsyncTrainer(
-            engine=RolloutEngine(model, task.environment, env_arguments=arguments, **engine_options),
-            run_dir=config.run_dir,
-            final_evaluation=evaluation,
-            **options,
-        )
+    with make_supervisor(config) as model:
+        trainer = make_trainer(model, config, evaluation)
         began = shown = 0.0  # the first step is shown at once, and speeds count from its end
-        async for step in trainer.run(task.train_rows(config.seed), config.steps, description=config.to_json()):
+        async for step in trainer.run(train_rows(config), config.steps, description=config.to_json()):
             now = time.monotonic()
             began = began or now
             if now - shown >= PROGRESS_SECONDS:

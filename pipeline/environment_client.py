@@ -87,8 +87,8 @@ class EnvironmentClient:
         return future
 
     def receive(self, message: Message) -> None:
-        """A message of a host."""
-        if isinstance(message, EnvironmentReplies):
+        """A message of a host; ignored once the run has failed."""
+        if isinstance(message, EnvironmentReplies) and self._failure is None:
             for reply in message.replies:
                 future, _, _ = self._pending.pop(reply.request)
                 if not future.done():

@@ -3,37 +3,53 @@
 import asyncio
 import signal
 
+from pipeline.evaluate import FinalEvaluation
 from pipeline.progress import Progress
 from pipeline.rollouts import RolloutEngine
 from pipeline.run_config import RunConfig
 from pipeline.supervisor import Supervisor
 from pipeline.tasks import TASKS
 from pipeline.trainer import AsyncTrainer
-from pipeline.trainer_config import TrainerConfig
 
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
 def run(config: RunConfig) -> int:
     """Train as `config` says, showing how it goes. Returns 0 when every step was trained, 130 or 143 after a signal."""
+    with make_supervisor(config) as model:
+        return asyncio.run(_train(make_trainer(model, config), config))
+
+
+def make_supervisor(config: RunConfig) -> Supervisor:
+    """The processes' owner for `config`: its model speaks the task's format."""
+    chat = TASKS[config.task].chat_format()
+    return Supervisor(config.model, chat=chat, samplers=config.samplers, device=config.device)
+
+
+def make_trainer(model: Supervisor, config: RunConfig, final_evaluation: FinalEvaluation | None = None) -> AsyncTrainer:
+    """The trainer that `config` describes, on its task's environment."""
     task = TASKS[config.task]
     arguments = dict(task.arguments)
-    if config.tool_latency != "none":
+    if "latency" in task.options:
         arguments["latency"] = config.tool_latency
-    chat = task.chat_format()
-    with Supervisor(config.model, chat=chat, samplers=config.samplers, device=config.device) as model:
-        trainer = make_trainer(model, task.environment, arguments, config.trainer, config.run_dir)
-        return asyncio.run(_train(trainer, task.train_rows(config.seed), config))
+    options = {name: getattr(config.trainer, name) for name in config.trainer.__slots__ if name != "engine"}
+    engine = config.trainer.engine
+    return AsyncTrainer(
+        engine=RolloutEngine(
+            model,
+            task.environment,
+            env_arguments=arguments,
+            **{name: getattr(engine, name) for name in engine.__slots__},
+        ),
+        run_dir=config.run_dir,
+        final_evaluation=final_evaluation,
+        **options,
+    )
 
 
-def make_trainer(
-    model: Supervisor, environment: str, arguments: dict, config: TrainerConfig, run_dir: str
-) -> AsyncTrainer:
-    """The trainer that `config` describes."""
-    engine_options = {name: getattr(config.engine, name) for name in config.engine.__slots__}
-    engine = RolloutEngine(model, environment, env_arguments=arguments, **engine_options)
-    options = {name: getattr(config, name) for name in config.__slots__ if name != "engine"}
-    return AsyncTrainer(engine=engine, run_dir=run_dir, **options)
+def train_rows(config: RunConfig) -> list[dict]:
+    """The task's training rows for this run's seed."""
+    return TASKS[config.task].train_rows(config.seed)
 
 
 class _Signals:
@@ -54,12 +70,12 @@ class _Signals:
             self._task.cancel()
 
 
-async def _train(trainer: AsyncTrainer, rows: list[dict], config: RunConfig) -> int:
+async def _train(trainer: AsyncTrainer, config: RunConfig) -> int:
     signals = _Signals(trainer)
     progress = Progress(steps=config.steps, mode=config.mode, waits_for=lambda: trainer.waits_for)
     status = "failed"
     try:
-        async for step in trainer.run(rows, config.steps, description=config.to_json()):
+        async for step in trainer.run(train_rows(config), config.steps, description=config.to_json()):
             progress.show(step.n, step.metrics)
         status = "stopped" if trainer.stopped else "completed"
     except asyncio.CancelledError:

@@ -4,7 +4,7 @@ import asyncio
 import heapq
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from shm.queue import QueueConsumer, QueueProducer, ReplyRoom
 from workers.messages import Consumed, Generate, GenerateRequest, Message, Release, Segments
@@ -27,20 +27,20 @@ class SegmentResult:
     queue_seconds: float
 
 
-@dataclass(slots=True, order=True)
+@dataclass(slots=True)
 class _Request:
-    """A request that is waiting or with the sampler; ordered by the admission that it serves, then by age."""
+    """A request that is waiting or with the sampler."""
 
     priority: int
     number: int
-    group: int = field(compare=False)
-    member: int = field(compare=False)
-    version: int = field(compare=False)
-    slot: int = field(compare=False)
-    context: array = field(compare=False)
-    max_tokens: int = field(compare=False)
-    generated: int = field(compare=False)
-    future: asyncio.Future = field(compare=False)
+    group: int
+    member: int
+    version: int
+    slot: int
+    context: array
+    max_tokens: int
+    generated: int
+    future: asyncio.Future
 
     def header(self, position: int) -> GenerateRequest:
         return GenerateRequest(
@@ -83,7 +83,7 @@ class SamplerClient:
         self._limit = limit
         self._limit.wake.append(self.flush)
         self._numbers = 0
-        self._waiting: list[_Request] = []  # a heap
+        self._waiting: list[tuple[int, int, _Request]] = []  # (priority, number, request): a heap
         self._sent: dict[int, _Request] = {}
         self._released: list[list[int]] = []
         self._versions: list[int] = []
@@ -110,7 +110,7 @@ class SamplerClient:
             self._large = None
         for request in self._sent.values():
             self._limit.give_back()
-            heapq.heappush(self._waiting, request)
+            self._push(request)
         self._sent.clear()
         self._released.clear()
         self._versions.clear()
@@ -133,7 +133,7 @@ class SamplerClient:
         request = _Request(
             priority, self._numbers, group, member, version, slot, array("i", context), max_tokens, generated, future
         )
-        heapq.heappush(self._waiting, request)
+        self._push(request)
         self._flush_soon()
         return future
 
@@ -151,15 +151,17 @@ class SamplerClient:
 
     def fail(self, error: Exception) -> None:
         """The run is over: whoever waits gets `error`."""
-        requests = [*self._waiting, *self._sent.values()]
-        self.disconnect()
+        self.disconnect()  # what was sent waits again
+        requests = [request for _, _, request in self._waiting]
         self._waiting.clear()
         for request in requests:
             if not request.future.done():
                 request.future.set_exception(error)
 
     def receive(self, message: Message) -> None:
-        """A message of the sampler."""
+        """A message of the sampler; ignored once the run has failed."""
+        if self._send is None:
+            return
         if isinstance(message, Segments):
             for segment in message.segments:
                 data = memoryview(self._replies.read(segment.position, BYTES_PER_REPLY_TOKEN * segment.num_tokens))
@@ -183,6 +185,10 @@ class SamplerClient:
             for wake in self._limit.wake:
                 wake()
 
+    def _push(self, request: _Request) -> None:
+        """Oldest admission first, then the order of asking."""
+        heapq.heappush(self._waiting, (request.priority, request.number, request))
+
     def _flush_soon(self) -> None:
         """Everything asked for in this tick of the loop goes out in one message."""
         if not self._flush_due:
@@ -199,7 +205,7 @@ class SamplerClient:
             self._released, self._versions = [], []
         batch: list[GenerateRequest] = []
         while self._waiting and self._large is None:
-            request = self._waiting[0]
+            request = self._waiting[0][2]
             num_bytes = BYTES_PER_TOKEN * len(request.context)
             large = num_bytes > self._outbox.largest_piece
             if not large and self._outbox.room() < num_bytes:

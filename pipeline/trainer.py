@@ -1,6 +1,7 @@
 """AsyncTrainer: what users run. It checks every option, opens the run, and hands out one `Step` per trained batch."""
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
@@ -89,6 +90,8 @@ class AsyncTrainer:
         self.stopped, self._stop_asked, self.evaluation = False, False, None
         events = EventLog(directory / "events.jsonl", time.monotonic)
         metrics = JsonLines(directory / "metrics.jsonl")
+        # What exists now (modules, rows) outlives the run: walking it in every collection cost a tenth of this process.
+        gc.freeze()
         try:
             # aclosing: a caller who leaves the loop early must end the run now, not when the garbage is collected.
             async with aclosing(self._steps(spec, rules, rows, directory, events, mode)) as steps:
@@ -98,6 +101,7 @@ class AsyncTrainer:
                     metrics.flush()
                     yield step
         finally:
+            gc.unfreeze()
             metrics.close()
             events.close()
 

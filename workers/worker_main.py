@@ -2,6 +2,7 @@
 
 import ctypes
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -63,6 +64,7 @@ def run_worker(role: str, serve: Serve) -> None:
         config = wait_for_start(channel, role)
         while config is not None:
             log_to(config["log_path"])
+            gc.freeze()  # imports and models stay for good: collections need not walk them again and again
             config = serve(channel, config)
     except Exception as error:  # the outermost frame: report, then exit
         status = 1
