@@ -6,6 +6,7 @@ holds a lease on that slot until it says `Release`, so the weights are used in p
 """
 
 import os
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -56,8 +57,10 @@ class Sampler:
         self._inbox = Inbox(QueueConsumer(requests.view), requests.num_bytes)
         self._replies = QueueProducer(attached.block("replies_queue").view)
         self._slots: WeightSlots = attached.open_slots()
+        self._device = torch.device(config["device"])
         self._check_weights: bool = config["check_weights"]
         self._slot_of_version: dict[int, int] = {}
+        self._num_live: Counter[int] = Counter()  # requests of each version that are with the engine
         sampling = config["sampling"]
         self.engine = Engine(
             attached.model,
@@ -115,6 +118,7 @@ class Sampler:
         if request.version not in self._slot_of_version:
             self._bind(request.version, request.slot)
         tokens = np.frombuffer(self._inbox.take(request.position, 4 * request.num_tokens), dtype=np.int32)
+        self._num_live[request.version] += 1
         self.engine.add(
             EngineRequest(
                 request=request.request,
@@ -135,12 +139,16 @@ class Sampler:
                 f"A request names version {version} in slot {slot}, but the slot holds version {found.version} "
                 f"({found.state.name}); its lease was not kept."
             )
-        self.engine.set_weights(version, bind_weights(self._slots.flat(slot), self._attached.model))
+        flat = self._slots.flat(slot)
+        if not self._slots.in_place:  # on another GPU: one copy, peer to peer, when the version is first used
+            flat = flat.to(self._device)
+        self.engine.set_weights(version, bind_weights(flat, self._attached.model))
         self._slot_of_version[version] = slot
 
     def _verify_weights(self) -> None:
-        """The checksum mode of the tests: every slot in use still holds exactly what was published."""
-        for version, slot in self._slot_of_version.items():
+        """The checksum mode of the tests: every slot that is computed with holds exactly what was published there."""
+        for version in self._num_live:
+            slot = self._slot_of_version[version]
             found = self._ledger.slot(slot)
             if found.version != version or found.checksum != self._slots.checksum(slot):
                 raise WeightsError(f"Slot {slot} no longer holds version {version} as published: torn weights.")
@@ -149,6 +157,7 @@ class Sampler:
         """Room for each reply was reserved with its request, so the write never waits."""
         segments = []
         for segment in finished:
+            self._num_live[segment.version] -= 1
             position = self._replies.write(segment.tokens, segment.logprobs)
             segments.append(
                 Segment(
@@ -162,6 +171,7 @@ class Sampler:
                     queue_seconds=segment.queue_seconds,
                 )
             )
+        self._num_live += Counter()  # drops those at zero
         self._channel.send(Segments(segments=segments, consumed=self._inbox.consumed))
 
 
