@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 import os
 import signal
+import threading
 
 import pytest
-from running import audit, make_trainer
+from running import audit, events_of, make_trainer
 
 import pipeline as rl
 from pipeline.tasks import guess
@@ -17,7 +18,7 @@ ROWS = guess.train_rows(0)
 SECONDS = 60.0  # bound on every wait
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def model():
     with rl.Supervisor(device="cpu", check_weights=True) as supervisor:
         yield supervisor
@@ -35,7 +36,7 @@ def test_processes_that_died_between_two_runs_are_started_anew(model, tmp_path):
         assert audit(tmp_path / role) == 0
 
 
-def test_run_that_was_cancelled_in_its_start_does_not_reach_into_the_next(model, tmp_path, monkeypatch):
+def test_run_that_was_cancelled_in_its_start_does_not_reach_into_the_next(tmp_path, monkeypatch):
     """The learner is halted before it can read the first run's start message. Then the next run starts, with another
     number of slots, and the learner wakes: that run is not to meet the first one's memory or answers.
     """
@@ -49,7 +50,7 @@ def test_run_that_was_cancelled_in_its_start_does_not_reach_into_the_next(model,
 
     monkeypatch.setattr(WorkerHandle, "_receive", halt_at_hello)
 
-    async def cancel_in_start():
+    async def cancel_in_start(model):
         trainer = make_trainer(model, tmp_path / "cancelled", max_staleness=0)
         running = asyncio.ensure_future(anext(trainer.run(ROWS, steps=5)))
         while not halted and not running.done():
@@ -62,13 +63,14 @@ def test_run_that_was_cancelled_in_its_start_does_not_reach_into_the_next(model,
         with contextlib.suppress(ProcessLookupError):  # it was replaced
             os.kill(halted[0], signal.SIGCONT)
 
-    async def train():
+    async def train(model):
         trainer = make_trainer(model, tmp_path / "next", max_staleness=2)
         asyncio.get_running_loop().call_later(0.2, wake)
         return [step.n async for step in trainer.run(ROWS, steps=3)]
 
-    asyncio.run(asyncio.wait_for(cancel_in_start(), SECONDS))
-    assert asyncio.run(asyncio.wait_for(train(), SECONDS)) == [1, 2, 3]
+    with rl.Supervisor(device="cpu") as model:
+        asyncio.run(asyncio.wait_for(cancel_in_start(model), SECONDS))
+        assert asyncio.run(asyncio.wait_for(train(model), SECONDS)) == [1, 2, 3]
     assert audit(tmp_path / "next") == 0
 
 
@@ -83,3 +85,32 @@ def test_two_runs_at_once_on_one_supervisor_are_refused(model, tmp_path):
         return second.n
 
     assert asyncio.run(both()) == 2
+
+
+def test_run_in_a_side_thread_is_refused(model, tmp_path):
+    """Its processes would die with the thread."""
+    errors = []
+
+    def train():
+        try:
+            rl.run(make_trainer(model, tmp_path / "run"), ROWS, steps=1)
+        except rl.RunError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert len(errors) == 1 and "run in the main thread" in errors[0]
+
+
+def test_error_of_the_users_own_code_ends_the_run_and_the_next_one_is_whole(model, tmp_path):
+    def refuse(trajectories, metrics):
+        assert len(trajectories) == 16 and metrics["train/generated_tokens"] > 0
+        raise ValueError("not this batch")
+
+    with pytest.raises(ValueError, match="not this batch"):
+        rl.run(make_trainer(model, tmp_path / "refused", validate_batch=refuse), ROWS, steps=3)
+    (end,) = events_of(tmp_path / "refused", "end")
+    assert (end["status"], end["steps"]) == ("failed", 0) and audit(tmp_path / "refused") == 0
+    assert len(rl.run(make_trainer(model, tmp_path / "next"), ROWS, steps=2)) == 2
+    assert audit(tmp_path / "next") == 0

@@ -1,0 +1,69 @@
+"""Workers that die when nobody is waiting for them: the run ends with their name, and never waits for them after."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+from running import audit, events_of, make_trainer
+
+import pipeline as rl
+from pipeline.tasks import guess
+from pipeline.worker_handle import WorkerHandle
+from workers.errors import WorkerDied
+from workers.messages import Ready
+
+ROWS = guess.train_rows(0)
+SECONDS = 30.0  # bound on a run that should end at once
+
+
+@pytest.mark.parametrize("victim", ["learner", "environment"])
+def test_death_after_ready_while_the_sampler_still_starts_ends_the_run(tmp_path, monkeypatch, victim):
+    receive = WorkerHandle._receive
+
+    with rl.Supervisor(device="cpu") as model:
+
+        def kill_before_the_samplers_ready(handle, message):
+            if isinstance(message, Ready) and handle.role == "sampler":
+                pid = model._pool._handles[(victim, 0)].pid
+                os.kill(pid, signal.SIGKILL)
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            receive(handle, message)
+
+        monkeypatch.setattr(WorkerHandle, "_receive", kill_before_the_samplers_ready)
+
+        async def train():
+            trainer = make_trainer(model, tmp_path / "run")
+            return [step.n async for step in trainer.run(ROWS, steps=3)]
+
+        with pytest.raises(WorkerDied, match=rf"{victim} 0 \(pid \d+\) was killed by SIGKILL"):
+            asyncio.run(asyncio.wait_for(train(), SECONDS))
+    assert [event["status"] for event in events_of(tmp_path / "run", "end")] == ["failed"]
+    assert audit(tmp_path / "run") == 0
+
+
+def test_sampler_that_dies_before_it_is_ready_ends_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.run_blocks.RunBlocks.sampler_config", lambda *_: {"threads": "none"})
+    with rl.Supervisor(device="cpu") as model:
+        with pytest.raises(WorkerDied, match="The sampler 0 stopped: "):
+            rl.run(make_trainer(model, tmp_path / "run"), ROWS, steps=1)
+    assert [event["status"] for event in events_of(tmp_path / "run", "end")] == ["failed"]
+
+
+def test_learner_that_dies_between_two_steps_is_not_waited_for(tmp_path):
+    """The caller takes its time, so that its end is known and a batch is ready when the next step begins."""
+    with rl.Supervisor(device="cpu") as model:
+
+        async def train():
+            trainer = make_trainer(model, tmp_path / "run")
+            async for step in trainer.run(ROWS, steps=50):
+                if step.n == 3:
+                    run = model._run
+                    os.kill(run._learner_handle.pid, signal.SIGKILL)
+                    while run.failure is None:
+                        await asyncio.sleep(0.01)
+
+        with pytest.raises(WorkerDied, match=r"learner 0 \(pid \d+\) was killed by SIGKILL"):
+            asyncio.run(asyncio.wait_for(train(), SECONDS))
+    assert [event["status"] for event in events_of(tmp_path / "run", "end")] == ["failed"]
+    assert audit(tmp_path / "run") == 0
