@@ -51,7 +51,7 @@ def test_sampler_that_dies_before_it_is_ready_ends_the_run(tmp_path, monkeypatch
 
 
 def test_learner_that_dies_between_two_steps_is_not_waited_for(tmp_path):
-    """The caller takes its time, so that its end is known and a batch is ready when the next step begins."""
+    """The caller takes its time, so that its end is known and two batches are ready when the next step begins."""
     with rl.Supervisor(device="cpu") as model:
 
         async def train():
@@ -59,6 +59,8 @@ def test_learner_that_dies_between_two_steps_is_not_waited_for(tmp_path):
             async for step in trainer.run(ROWS, steps=50):
                 if step.n == 3:
                     run = model._run
+                    while trainer._loop._rollouts.completed.qsize() < 8:  # all that are admitted
+                        await asyncio.sleep(0.01)
                     os.kill(run._learner_handle.pid, signal.SIGKILL)
                     while run.failure is None:
                         await asyncio.sleep(0.01)
