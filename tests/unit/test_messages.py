@@ -100,6 +100,7 @@ def test_whole_numbers_are_taken_for_floats():
         (msgpack.packb([PROTOCOL, 0]), "no array"),
         (b"cos\nsystem\n(S'true'\ntR.", "no msgpack"),  # a pickle is never loaded
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_is_no_message_is_refused_in_one_sentence(data, sentence):
     with pytest.raises(MessageError, match=sentence):
