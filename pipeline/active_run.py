@@ -65,6 +65,7 @@ class ActiveRun:
         self.learner = LearnerClient(self._learner_handle.send, self._blocks.batches)
         self._thread: EnvironmentThread | None = None
         self._slot_fields: dict[str, Any] = {}
+        self._reused: set[WorkerHandle] = set()  # serve this run after another one
         self._restarts: deque[float] = deque()
         self._tasks: set[asyncio.Task] = set()
         self._on_failure: list[Any] = []
@@ -76,9 +77,13 @@ class ActiveRun:
         """Start (or use again) all processes and bring them to this run's first version."""
         handles = [self._learner_handle, *self._sampler_handles, *self._environment_handles]
         for handle in handles:
-            if not handle.started:
+            handle.discard_if_dead()  # it may have died idle, after the run before
+            if handle.started:
+                self._reused.add(handle)
+            else:
                 self._pool.spawn(handle, self._log_dir)
             handle.attach()
+            handle.on_death = self.fail
         environments = asyncio.gather(*(self._start_environment(handle) for handle in self._environment_handles))
         try:
             detail = await self._start(self._learner_handle, self._blocks.learner_config())
@@ -90,19 +95,32 @@ class ActiveRun:
             environments.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):  # the first error is the one to tell
                 await environments
+            for handle in handles:
+                if not handle.ready:  # it has read, or may yet read, a start message whose blocks are about to go
+                    handle.discard()
             raise
         self._learner_handle.on_message = self.learner.receive
-        self._learner_handle.on_death = self.fail
         self.environments = self._open_environments()
         self._spawn_task(self._watch())
+        if self.failure is not None:  # a worker was ready, and died before the others were
+            raise self.failure
 
     async def _start(self, handle: WorkerHandle, config: dict[str, Any]) -> dict[str, Any]:
         log_path = os.path.join(self._log_dir, f"{handle.role}-{handle.index}.log")
-        return await handle.start(config | {"log_path": os.path.abspath(log_path)})
+        config = config | {"log_path": os.path.abspath(log_path)}
+        try:
+            return await handle.start(config)
+        except WorkerDied:
+            if handle not in self._reused:
+                raise
+        self._reused.discard(handle)  # it died idle, and its end was seen only now: a new one starts in its place
+        self._pool.spawn(handle, self._log_dir)
+        handle.attach()
+        handle.on_death = self.fail
+        return await handle.start(config)
 
     async def _start_environment(self, handle: WorkerHandle) -> None:
         await self._start(handle, self._env.start_config(self.spec.environment_timeout))
-        handle.on_death = self.fail
 
     def _open_environments(self) -> EnvironmentClient:
         if not self._environment_handles:
@@ -138,7 +156,9 @@ class ActiveRun:
     # --- failures ------------------------------------------------------------------------------------------------
 
     def on_failure(self, callback: Any) -> None:
-        """callback(error) is called once, when the run fails."""
+        """callback(error) is called once, when the run fails: at once if it has."""
+        if self.failure is not None:
+            callback(self.failure)
         self._on_failure.append(callback)
 
     def fail(self, error: BaseException) -> None:

@@ -12,7 +12,7 @@ from collections import Counter
 from types import SimpleNamespace as Record
 
 OF_TRAJECTORY = ("started", "segment", "trajectory", "retry", "discarded")
-IN_ORDER = {"admitted": "any", "batch": "any", "end": "any", "optim": "optim", "published": "published"}
+IN_ORDER = {"admitted": "any", "batch": "any", "endcompleted": "any", "optim": "optim", "published": "published"}
 UNCHANGING = ("max_staleness", "stale_policy", "groups_per_step", "group_size")  # across the resumes of a run
 
 
@@ -53,7 +53,7 @@ class Audit:
     def replay(self, e):
         kind, need, run, group, one = e["event"], self.need, self.run, None, None
         need(e["t"] >= self.seconds, f"t goes back from {self.seconds} to {e['t']}")
-        due = IN_ORDER.get("failed end" if e.get("status") == "failed" else kind, "any optim published").split()
+        due = IN_ORDER.get(kind + e.get("status", ""), "any optim published").split()  # a failed end comes any time
         need(kind == "run" or self.due in due, f"{kind} does not belong here: due is {self.due}")
         self.seconds = e["t"]
         if kind in (*OF_TRAJECTORY, "ready", "filtered", "failed"):

@@ -17,11 +17,6 @@ from pipeline.environment_host import EnvironmentHost
 from pipeline.errors import ConfigError, RunError
 from pipeline.tool_calls import describe
 from workers.messages import EnvironmentReplies, EnvironmentReply, Environments, Message, Ready, Start, Stop
-from workers.worker_main import run_worker
-
-
-def main() -> None:
-    run_worker("environment", serve)
 
 
 class Link(Protocol):
@@ -127,7 +122,3 @@ def serve(link: Link, config: dict[str, Any]) -> dict[str, Any] | None:
     )
     link.send(Ready(detail={}))
     return asyncio.run(Server(link, host).run())
-
-
-if __name__ == "__main__":
-    main()

@@ -16,8 +16,12 @@ EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 def run(config: RunConfig) -> int:
     """Train as `config` says, showing how it goes. Returns 0 when every step was trained, 130 or 143 after a signal."""
-    with make_supervisor(config) as model:
-        return asyncio.run(_train(make_trainer(model, config), config))
+    try:
+        with make_supervisor(config) as model:
+            return asyncio.run(_train(make_trainer(model, config), config))
+    finally:
+        for number in EXIT_CODES:  # the outcome is decided: a signal must not change it while Python ends
+            signal.signal(number, signal.SIG_IGN)
 
 
 def make_supervisor(config: RunConfig) -> Supervisor:

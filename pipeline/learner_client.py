@@ -21,6 +21,7 @@ class LearnerClient:
         self._outbox = Outbox(batches, send, "the learner")
         self._gradients: dict[int, asyncio.Future[dict[str, float]]] = {}
         self._update: asyncio.Future[Published] | None = None
+        self._failure: Exception | None = None
 
     async def forward_backward(
         self,
@@ -36,6 +37,7 @@ class LearnerClient:
         """Send rows (see `ForwardBackward`); the future is done, with the learner's metrics, when their gradients
         are.
         """
+        self._check_alive()
         parts = [
             np.ascontiguousarray(array, dtype=kind)
             for array, kind in (
@@ -73,6 +75,7 @@ class LearnerClient:
         gradient_scale: float,
     ) -> Published:
         """One optimizer update, through the gate, into `slot`; returns when it is published."""
+        self._check_alive()
         self._update = asyncio.get_running_loop().create_future()
         self._send(
             OptimStep(
@@ -103,9 +106,15 @@ class LearnerClient:
             self._update.set_result(message)
 
     def fail(self, error: Exception) -> None:
-        """The run is over: whoever waits gets `error`."""
+        """The run is over: whoever waits, or asks later, gets `error`."""
+        self._failure = error
         for future in [*self._gradients.values(), self._update]:
             if future is not None and not future.done():
                 future.set_exception(error)
                 future.exception()  # seen: nobody may be waiting for this one
         self._gradients.clear()
+
+    def _check_alive(self) -> None:
+        """It may have died while nobody waited for it, between two steps."""
+        if self._failure is not None:
+            raise self._failure

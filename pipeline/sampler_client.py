@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from shm.errors import QueueError
 from shm.queue import QueueConsumer, QueueProducer, ReplyRoom
 from workers.messages import Consumed, Generate, GenerateRequest, Message, Release, Segments
 from workers.transfer import IN_PIECES, Outbox
@@ -206,6 +207,9 @@ class SamplerClient:
         batch: list[GenerateRequest] = []
         while self._waiting and self._large is None:
             request = self._waiting[0][2]
+            if request.future.done():  # cancelled while it waited
+                heapq.heappop(self._waiting)
+                continue
             num_bytes = BYTES_PER_TOKEN * len(request.context)
             large = num_bytes > self._outbox.largest_piece
             if not large and self._outbox.room() < num_bytes:
@@ -226,7 +230,13 @@ class SamplerClient:
 
     async def _send_large(self, request: _Request) -> None:
         """A context larger than a piece: the others wait behind it, so that pieces never mix."""
-        position = await self._outbox.put(request.context)
+        try:
+            position = await self._outbox.put(request.context)
+        except QueueError as error:  # the sampler has read nothing for very long
+            self._large = None
+            if not request.future.done():
+                request.future.set_exception(error)
+            return
         assert position == IN_PIECES, "only contexts larger than a piece come here"
         self._send(Generate(requests=[request.header(position)], consumed=self._replies.consumed))
         self._large = None

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ class AsyncTrainer:
         self._validate_batch = validate_batch
         self._final_evaluation = final_evaluation
         self._loop: TrainingLoop | None = None
-        self._stop_asked = False
+        self._stop_asked = asyncio.Event()
 
     async def run(
         self, rows: Sequence[dict[str, Any]], steps: int, *, description: dict[str, Any] | None = None
@@ -87,7 +87,7 @@ class AsyncTrainer:
             self.run_dir or default_run_dir(mode, time.localtime()), description or {"config": plain(self.config)}
         )
         self.run_directory = directory
-        self.stopped, self._stop_asked, self.evaluation = False, False, None
+        self.stopped, self._stop_asked, self.evaluation = False, asyncio.Event(), None
         events = EventLog(directory / "events.jsonl", time.monotonic)
         metrics = JsonLines(directory / "metrics.jsonl")
         # What exists now (modules, rows) outlives the run: walking it in every collection cost a tenth of this process.
@@ -107,7 +107,7 @@ class AsyncTrainer:
 
     def request_stop(self) -> None:
         """End the run after the update that has begun; from a signal handler or another task of the run's loop."""
-        self._stop_asked = True
+        self._stop_asked.set()
         if self._loop is not None:
             self._loop.request_stop()
 
@@ -157,13 +157,12 @@ class AsyncTrainer:
         rollouts: Rollouts | None = None
         self._log_run(events, rules, mode)
         try:
-            run = await model.open_run(
-                spec, self.engine.env, events, str(directory / "logs"), config.engine.schedule.sample_requests
+            max_requests = config.engine.schedule.sample_requests
+            run = await self._unless_stopped(
+                model.open_run(spec, self.engine.env, events, str(directory / "logs"), max_requests)
             )
             rollouts = Rollouts(self.engine, run, model.chat, rows, config.group_size)
             self._loop = TrainingLoop(config, run, scheduler, rollouts, self._validate_batch)
-            if self._stop_asked:
-                self._loop.request_stop()
             while not scheduler.finished and scheduler.batches < rules.steps:
                 step = await self._loop.step()
                 events.flush()
@@ -186,6 +185,24 @@ class AsyncTrainer:
             if run is not None:
                 await model.end_run(run)
             self._log_end(events, scheduler, loop, status)
+
+    async def _unless_stopped(self, opening: Coroutine[Any, Any, ActiveRun]) -> ActiveRun:
+        """The opened run; Stopped, with nothing left of it, when a stop is asked for first."""
+        task = asyncio.ensure_future(opening)
+        stop = asyncio.ensure_future(self._stop_asked.wait())
+        try:
+            await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
+            if not self._stop_asked.is_set():
+                return await task
+            raise Stopped
+        finally:
+            stop.cancel()
+            if not task.done():
+                task.cancel()
+            if self._stop_asked.is_set() or task.cancelling():
+                (opened,) = await asyncio.gather(task, return_exceptions=True)
+                if isinstance(opened, ActiveRun):  # both happened at once
+                    await self.engine.model.end_run(opened)
 
     def _log_run(self, events: EventLog, rules: ScheduleRules, mode: str) -> None:
         config = self.config

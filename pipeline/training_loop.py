@@ -77,6 +77,8 @@ class TrainingLoop:
         """One batch. Raises Stopped, or what ended the run."""
         if self._stop:
             raise Stopped
+        if self._run.failure is not None:
+            raise self._run.failure
         n = self._scheduler.batches + 1
         started = self._clock()
         self.waits.reset()

@@ -32,6 +32,7 @@ class WorkerHandle:
         self._link: SupervisorLink | None = None
         self._ready: asyncio.Future[dict] | None = None
         self._hello = False
+        self.ready = False  # it has answered its latest start message
         self._pending_start: Start | None = None
         self._failed: Failed | None = None
         self._watched_by: asyncio.AbstractEventLoop | None = None
@@ -78,6 +79,7 @@ class WorkerHandle:
 
     async def start(self, config: dict) -> dict:
         """Send the run's config and wait for Ready; returns its detail. Raises WorkerDied, or RunError after a time."""
+        self.ready = False
         self._ready = asyncio.get_running_loop().create_future()
         if self._hello:
             self._link.send(Start(config=config))
@@ -114,6 +116,11 @@ class WorkerHandle:
     def wait(self, timeout_seconds: float) -> bool:
         return self._process is None or self._process.wait(timeout_seconds)
 
+    def discard_if_dead(self) -> None:
+        """A process that ended while nobody watched makes room for a new one."""
+        if self._process is not None and not self._process.alive:
+            self.discard()
+
     def discard(self) -> None:
         """Kill and reap the process, close its link. Idempotent."""
         self.detach()
@@ -122,6 +129,7 @@ class WorkerHandle:
         if self._process is not None:
             self._process.close()
         self._process = self._link = None
+        self.ready = False
 
     def _receive(self, message: Message) -> None:
         if isinstance(message, Hello):
@@ -132,6 +140,7 @@ class WorkerHandle:
         elif isinstance(message, Failed):
             self._failed = message  # the reason; the death itself is told by the sentinel
         elif isinstance(message, Ready):
+            self.ready = True
             if self._ready is not None and not self._ready.done():
                 self._ready.set_result(message.detail)
         elif self._ready is None:  # while a new run's Ready is awaited, what comes belongs to the run before

@@ -1,13 +1,18 @@
 """The processes of one Supervisor: started at the first run, used again by later ones, ended with it."""
 
+import contextlib
 import os
+import signal
+import threading
 import time
+from collections.abc import Iterator
 
 import zmq
 
 from pipeline.worker_handle import WorkerHandle
 from workers.sockets import SocketDirectory
 
+HELD_BACK = (signal.SIGINT, signal.SIGTERM)
 STOP_SECONDS = 5.0  # for all workers together to end in order, then they are killed
 
 
@@ -37,7 +42,15 @@ class WorkerPool:
         handle.spawn(self._context, self._sockets, os.path.join(log_dir, f"{handle.role}-{handle.index}.log"))
 
     def close(self) -> None:
-        """Ask all to end, wait, kill what is left, remove the socket directory. Idempotent."""
+        """Ask all to end, wait, kill what is left, remove the socket directory. Idempotent.
+
+        Takes STOP_SECONDS and a little at most; a Ctrl-C or SIGTERM that comes meanwhile is delivered after it, so that
+        it can't leave the work half done.
+        """
+        with _signals_held_back():
+            self._close()
+
+    def _close(self) -> None:
         for handle in self.handles:
             handle.detach()
             handle.ask_to_stop()
@@ -52,3 +65,23 @@ class WorkerPool:
         if self._sockets is not None:
             self._sockets.close()
             self._sockets = None
+
+
+@contextlib.contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """SIGINT and SIGTERM are delivered at the end of the block.
+
+    By handlers, not by a mask: a signal that another thread takes runs its handler in this one all the same.
+    """
+    if threading.current_thread() is not threading.main_thread():  # only there are handlers set and run
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in HELD_BACK}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for number in dict.fromkeys(came):
+            signal.raise_signal(number)

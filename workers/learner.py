@@ -22,13 +22,8 @@ from workers.messages import Consumed, ForwardBackward, GradientsDone, OptimStep
 from workers.packing import TrainingRows
 from workers.training import Trainee
 from workers.transfer import Inbox
-from workers.worker_main import run_worker
 
 HEARTBEAT_SECONDS = 0.25
-
-
-def main() -> None:
-    run_worker("learner", serve)
 
 
 def serve(channel: WorkerChannel, config: dict[str, Any]) -> dict[str, Any] | None:
@@ -171,7 +166,3 @@ def read_rows(message: ForwardBackward, inbox: Inbox) -> TrainingRows:
         behaviour_logprobs=logprobs.view(np.float32),
         versions=versions,
     )
-
-
-if __name__ == "__main__":
-    main()

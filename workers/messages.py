@@ -8,7 +8,8 @@ back what its sender has read from the queue the other way. Nothing received is 
 """
 
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, get_origin
+from types import UnionType
+from typing import Any, NamedTuple, get_origin, get_type_hints
 
 import msgpack
 
@@ -90,7 +91,7 @@ class Message:
 class Hello(Message):
     """Worker → supervisor, first: I am up."""
 
-    role: str
+    role: str  # the module that serves it
     pid: int
 
 
@@ -267,11 +268,24 @@ _NAMES = {cls: [f.name for f in fields(cls)] for cls in KINDS.values()}
 
 def _checks(cls: type[Message]) -> list[tuple[str, Any]]:
     """What a field's value must be an instance of: lists and dicts by their outer type only."""
-    outer = [(f.name, get_origin(f.type) or f.type) for f in fields(cls)]
-    return [(name, (float, int) if wanted is float else wanted) for name, wanted in outer]
+    return [(f.name, _outer_type(f.type)) for f in fields(cls)]
+
+
+def _outer_type(kind: Any) -> Any:
+    """For isinstance: `list[int]` -> list, `float` -> float or int, unions as they are."""
+    if isinstance(kind, UnionType):
+        return kind
+    kind = get_origin(kind) or kind
+    return (float, int) if kind is float else kind
 
 
 _CHECKS = {cls: _checks(cls) for cls in KINDS.values()}
+
+
+_RECORD_TYPES = {
+    record: [_outer_type(kind) for kind in get_type_hints(record).values()]
+    for record in (GenerateRequest, Segment, ToolRecord, EnvironmentCall, EnvironmentReply)
+}
 
 
 def encode(message: Message, incarnation: int) -> bytes:
@@ -310,8 +324,11 @@ def decode(data: bytes) -> tuple[int, Message]:
 
 
 def _as_record(record: type, item: Any) -> Any:
+    """A named tuple of `item`. Raises MessageError unless it is a list with the right number and types of fields."""
     if not isinstance(item, list) or len(item) != len(record._fields):
         raise MessageError(f"A {record.__name__} record is {item!r:.80}, not an array of {len(record._fields)} fields.")
+    if not all(map(isinstance, item, _RECORD_TYPES[record])):
+        raise MessageError(f"A {record.__name__} record is {item!r:.200}, with a field of the wrong type.")
     if record is EnvironmentReply:
         item[2] = [_as_record(ToolRecord, tool) for tool in item[2]]
     return record(*item)

@@ -1,9 +1,9 @@
 """A worker process as its supervisor sees it: start, watch, end, and what it said last.
 
-`python -P -m workers.<role>` rather than multiprocessing's spawn: the child imports only what its role names and never
-the user's script (so no `__main__` guard is needed), has a session of its own, and nothing is pickled. `-P` keeps the
-current directory out of its import path. It must be started from the main thread: the kernel ties PR_SET_PDEATHSIG, by
-which it dies with its parent, to the thread that started it.
+`python -P -m workers.worker_main workers.<role>` rather than multiprocessing's spawn: the child imports only what its
+role names and never the user's script (so no `__main__` guard is needed), has a session of its own, and nothing is
+pickled. `-P` keeps the current directory out of its import path. It must be started from the main thread: the kernel
+ties PR_SET_PDEATHSIG, by which it dies with its parent, to the thread that started it.
 """
 
 import os
@@ -16,6 +16,7 @@ from pathlib import Path
 from workers.errors import ChannelError
 
 ROOT = str(Path(__file__).resolve().parent.parent)  # where the packages lie, installed or in a checkout
+FRAME = "workers.worker_main"  # becomes a worker first, then imports the role's module
 LAST_WORDS_LINES = 12
 
 
@@ -35,7 +36,7 @@ class WorkerProcess:
         variables = os.environ | {"PYTHONPATH": os.pathsep.join([ROOT, *_python_path()])} | (environment or {})
         with open(log_path, "ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, endpoint, str(incarnation), str(os.getpid())],
+                [sys.executable, "-P", "-m", FRAME, module, endpoint, str(incarnation), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

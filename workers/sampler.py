@@ -1,6 +1,6 @@
 """The sampler process: requests in, segments out, several policy versions at once.
 
-The story of `main`: open what the start message names, say ready, then loop: read what has arrived, let the engine
+The story of `serve`: open what the start message names, say ready, then loop: read what has arrived, let the engine
 take one step, send back what it finished. A request names its version and the slot that holds it; the supervisor
 holds a lease on that slot until it says `Release`, so the weights are used in place, without a copy.
 """
@@ -22,13 +22,8 @@ from workers.engine import Engine, EngineRequest
 from workers.messages import Generate, GenerateRequest, Message, Payload, Ready, Release, Segment, Segments, Start, Stop
 from workers.model import bind_weights
 from workers.transfer import Inbox
-from workers.worker_main import run_worker
 
 HEARTBEAT_SECONDS = 0.25  # how long an idle sampler listens before it beats again
-
-
-def main() -> None:
-    run_worker("sampler", serve)
 
 
 def serve(channel: WorkerChannel, config: dict[str, Any]) -> dict[str, Any] | None:
@@ -173,7 +168,3 @@ class Sampler:
             )
         self._num_live += Counter()  # drops those at zero
         self._channel.send(Segments(segments=segments, consumed=self._inbox.consumed))
-
-
-if __name__ == "__main__":
-    main()

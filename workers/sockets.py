@@ -1,11 +1,14 @@
 """The private directory that holds a run's socket files, and the sweep of what killed runs have left."""
 
+import contextlib
 import fcntl
 import os
 import shutil
 import tempfile
+import time
 
 PREFIX = "headway-"
+UNFINISHED_SECONDS = 60.0  # a directory still without a lock after this never gets one
 MAX_SOCKET_PATH = 100  # bytes; the kernel allows 107 for a Unix socket's path
 
 
@@ -48,7 +51,8 @@ def sweep(base: str) -> list[str]:
             if entry.stat(follow_symlinks=False).st_uid != os.getuid():
                 continue
             lock = os.open(os.path.join(entry.path, "lock"), os.O_RDWR | os.O_CLOEXEC)
-        except OSError:  # another start removed it first, or it is being made right now and has no lock yet
+        except OSError:  # another start removed it first, or it has no lock: it is being made, or never was finished
+            _remove_if_old(entry.path)
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -60,3 +64,10 @@ def sweep(base: str) -> list[str]:
         finally:
             os.close(lock)
     return removed
+
+
+def _remove_if_old(path: str) -> None:
+    """A directory without a lock whose maker was killed before it made one."""
+    with contextlib.suppress(OSError):
+        if time.time() - os.stat(path).st_mtime > UNFINISHED_SECONDS:
+            os.rmdir(path)

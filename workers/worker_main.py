@@ -1,8 +1,13 @@
-"""The frame of every worker process: become one, say hello, serve run after run, report why it ends."""
+"""The frame of every worker process: become one, say hello, serve run after run, report why it ends.
+
+`python -P -m workers.worker_main MODULE ENDPOINT INCARNATION PARENT`. It becomes a worker before it imports the role's
+module: torch takes seconds to load, in which the process must already die with its parent.
+"""
 
 import ctypes
 import faulthandler
 import gc
+import importlib
 import os
 import signal
 import sys
@@ -54,14 +59,15 @@ def wait_for_start(channel: WorkerChannel, role: str) -> dict[str, Any] | None:
     raise ChannelError(f"The {role} waited {START_SECONDS:g} s for its start message and got {message!r:.80}.")
 
 
-def run_worker(role: str, serve: Serve) -> None:
-    """The process main of `role`: arguments are endpoint, incarnation and the parent's pid. Ends the process."""
-    endpoint, incarnation, parent = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+def main() -> None:
+    """Serve with the module's `serve` until told to stop. Ends the process."""
+    module, endpoint, incarnation, parent = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     become_worker(parent)
     channel = WorkerChannel(endpoint, incarnation)
     status = 0
     try:
-        config = wait_for_start(channel, role)
+        serve: Serve = importlib.import_module(module).serve
+        config = wait_for_start(channel, module)
         while config is not None:
             log_to(config["log_path"])
             gc.freeze()  # imports and models stay for good: collections need not walk them again and again
@@ -77,3 +83,7 @@ def run_worker(role: str, serve: Serve) -> None:
     sys.stderr.flush()
     # Without the interpreter's teardown: mapped blocks and torch's threads need none, and it can hang.
     os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

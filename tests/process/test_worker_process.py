@@ -125,7 +125,7 @@ def reset(name):
 
 def test_worker_has_a_session_of_its_own_and_is_deaf_to_sigint(worker, loud, tmp_path):
     hello = worker.exchange(until=Hello)
-    assert (hello.role, hello.pid) == ("environment", worker.process.pid)
+    assert (hello.role, hello.pid) == ("pipeline.env_process", worker.process.pid)
     assert os.getsid(hello.pid) == hello.pid != os.getsid(0)
     for _ in range(3):
         os.kill(hello.pid, signal.SIGINT)
@@ -194,7 +194,7 @@ def test_modules_of_the_current_directory_are_not_imported(directory, tmp_path, 
     context = zmq.Context()
     worker = Worker(directory, context)
     try:
-        assert worker.exchange(until=Hello).role == "environment"
+        assert worker.exchange(until=Hello).role == "pipeline.env_process"
     finally:
         worker.process.close()
         worker.link.close()

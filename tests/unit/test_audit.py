@@ -78,7 +78,7 @@ class Log:
 
     def end(self, **counts):
         values = {
-            "status": "done",
+            "status": "completed",
             "steps": 3,
             "admitted": 0,
             "consumed": 0,
