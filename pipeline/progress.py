@@ -40,7 +40,7 @@ class Progress:
         self._console = console or Console(highlight=False)
         self._clock = clock
         self._began = clock()
-        self._times: deque[float] = deque([self._began], maxlen=SPEED_STEPS + 1)
+        self._times: deque[float] = deque(maxlen=SPEED_STEPS + 1)  # ends of steps: start-up is no step's time
         self._rewards: list[float] = []
         self._shown = -PLAIN_SECONDS
         self._line = f"{mode}: starting"

@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import re
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from running import audit, events_of, make_trainer, worker_processes
@@ -30,6 +32,15 @@ def test_async_run_keeps_its_bound_and_passes_the_audit(model, tmp_path):
     assert max(step.metrics["staleness/span_age_max"] for step in steps) <= 2
     assert audit(tmp_path / "run") == 0
     assert [event["status"] for event in events_of(tmp_path / "run", "end")] == ["completed"]
+
+
+def test_every_metric_is_documented(model, tmp_path):
+    steps = rl.run(make_trainer(model, tmp_path / "run"), ROWS, steps=2)
+    text = (Path(__file__).parent.parent.parent / "docs" / "metrics.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"`([a-z]+/[a-z_0-9/<>]+)`", text))
+    families = tuple(name.partition("<")[0] for name in documented if "<" in name)
+    reported = {name for step in steps for name in step.metrics if not name.startswith(families)}
+    assert reported - documented == set()
 
 
 def test_first_batch_is_on_policy_and_sampler_and_learner_agree(model, tmp_path):
