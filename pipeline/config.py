@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from pipeline.config_checks import (
     check_choice,
+    check_class,
     check_flag,
     check_integer,
     check_number,
@@ -205,6 +206,18 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cosine:
+    """A learning rate that rises over `warmup` batches and falls along half a cosine to `floor` of itself."""
+
+    warmup: int = option(0, "batches over which the learning rate rises to its full value")
+    floor: float = option(0.0, "share of the learning rate that is left at the last batch")
+
+    def __post_init__(self) -> None:
+        check_integer(self, "warmup", minimum=0, unit="batches")
+        check_number(self, "floor", at_least=0.0, at_most=1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Adam:
     """The optimizer: Adam with decoupled weight decay."""
 
@@ -214,6 +227,7 @@ class Adam:
     eps: float = option(1e-8, "added to the root of the squared gradient's mean")
     weight_decay: float = option(0.0, "decoupled weight decay, on matrices only")
     grad_clip_norm: float | None = option(None, "largest norm of the whole gradient; none: no clipping")
+    schedule: Cosine | None = option(None, "how the learning rate changes over the run; none: it stays")
 
     def __post_init__(self) -> None:
         check_number(self, "lr", above=0.0)
@@ -222,6 +236,7 @@ class Adam:
         check_number(self, "eps", above=0.0)
         check_number(self, "weight_decay", at_least=0.0)
         check_number(self, "grad_clip_norm", above=0.0, optional=True)
+        check_class(self, "schedule", (Cosine,), optional=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ from types import NoneType
 from typing import Any, get_args
 
 from pipeline.command_line import Given, read_arguments, read_toml, suggestion
-from pipeline.config import CISPO, Adam, Budget, GroupCompletion, Sampling, Schedule
+from pipeline.config import CISPO, Adam, Budget, Cosine, GroupCompletion, Sampling, Schedule
 from pipeline.errors import ConfigError
-from pipeline.run_config import COMMON, MODES, RunConfig, task_defaults
+from pipeline.run_config import COMMON, MODES, RunConfig, advantage_named, task_defaults
 from pipeline.run_directory import check_run_dir, default_run_dir
 from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig, TrainerConfig
@@ -25,11 +25,14 @@ from shm.errors import HeadwayError
 from workers.devices import resolve_devices
 
 # Names that read better than the field's own, or would be taken twice.
-RENAMED = {(Adam, "eps"): "adam_eps"}
+RENAMED = {(Adam, "eps"): "adam_eps", (Cosine, "warmup"): "lr_warmup", (Cosine, "floor"): "lr_floor"}
 
 # Which fields are options, in the order of --help. What is missing here has no effect yet (see unsupported.py).
 EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
-    (RunConfig, ("mode", "task", "model", "steps", "seed", "device", "samplers", "run_dir", "tool_latency")),
+    (
+        RunConfig,
+        ("mode", "task", "model", "steps", "seed", "device", "samplers", "run_dir", "tool_latency", "advantage"),
+    ),
     (TrainerConfig, ("groups_per_step", "group_size", "max_staleness", "batch_order")),
     (Schedule, ("concurrency", "max_sample_requests", "admit_ahead", "oversample_factor")),
     (
@@ -44,6 +47,7 @@ EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
     ),
     (Sampling, ("temperature", "top_p", "top_k")),
     (Adam, ("lr", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm")),
+    (Cosine, ("warmup", "floor")),
     (CISPO, ("normalize", "eps_max")),
     (EngineConfig, ("environment_timeout",)),
 )
@@ -146,7 +150,8 @@ def build(values: Mapping[str, Any]) -> RunConfig:
     )
     trainer = TrainerConfig(
         engine=engine,
-        optimizer=Adam(**parts[Adam]),
+        optimizer=Adam(**parts[Adam], schedule=Cosine(**parts[Cosine]) if parts[Cosine] else None),
+        advantage=advantage_named(values.get("advantage", "group")),
         loss=CISPO(**parts[CISPO]),
         completion=GroupCompletion(mode="wait"),
         **parts[TrainerConfig],

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from pipeline.advantages import Batchwise, GroupCentered
 from pipeline.config_checks import check_choice, check_class, check_integer, option, required
 from pipeline.errors import ConfigError
 from pipeline.tasks import TASKS
@@ -22,6 +23,21 @@ MODES: dict[str, dict[str, Any]] = {
     "async": {"max_staleness": 2, "concurrency": 192, "admit_ahead": 2},
     "sync": {"max_staleness": 0, "concurrency": 64},
 }
+
+
+# The names of the advantages on the command line.
+ADVANTAGES: dict[str, GroupCentered | Batchwise] = {
+    "group": GroupCentered(),
+    "group_std": GroupCentered(standardize=True),
+    "batch": Batchwise(),
+}
+
+
+def advantage_named(name: str) -> GroupCentered | Batchwise:
+    """Raises ConfigError for a name that is none."""
+    if name not in ADVANTAGES:
+        raise ConfigError(f"RunConfig.advantage is {name!r}; it must be one of {', '.join(ADVANTAGES)}.")
+    return ADVANTAGES[name]
 
 
 # What every task trains with unless its recipe or the user says otherwise.
@@ -51,11 +67,15 @@ class RunConfig:
     samplers: int = required("sampler processes; none: one, or one per GPU beside the learner's")
     run_dir: str = required("where the run's files go; none: runs/<time>-<mode>")
     tool_latency: str = option("none", "how long the task's tool takes: none, fixed:MS or lognormal:MEDIAN_MS:SIGMA")
+    advantage: str = option(
+        "group", "a reward minus the mean of its group; group_std: over the group's deviation, too; batch: of the batch"
+    )
     trainer: TrainerConfig
 
     def __post_init__(self) -> None:
         check_choice(self, "mode", tuple(MODES))
         check_choice(self, "task", tuple(TASKS))
+        advantage_named(self.advantage)
         check_integer(self, "steps", minimum=1, unit="batches to train")
         check_integer(self, "seed", minimum=0, unit="random streams")
         check_choice(self, "device", ("cpu", "cuda"))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pipeline.active_run import ActiveRun
 from pipeline.batches import TrainingBatch, make_batch
 from pipeline.errors import RunError
+from pipeline.learning_rate import learning_rate
 from pipeline.rollouts import Rollouts
 from pipeline.schedule import Batch, Blocked, Scheduler
 from pipeline.trainer_config import TrainerConfig
@@ -95,7 +96,7 @@ class TrainingLoop:
         metrics["train/updated"] = int(updated)
         metrics["train/backward_chunks"] = int(updated)
         metrics["train/gradient_scale"] = training.gradient_scale
-        metrics["train/lr"] = self._config.optimizer.lr
+        metrics["train/lr"] = learning_rate(self._config.optimizer, n - 1, self._scheduler.rules.steps)
         if updated:
             metrics |= await self._update(n, batch, training)
         self._scheduler.commit(batch, updated)

@@ -15,6 +15,7 @@ from pipeline.config import (
     CISPO,
     Adam,
     Budget,
+    Cosine,
     ForwardBackwardBatch,
     GroupCompletion,
     KVCache,
@@ -37,6 +38,7 @@ CLASSES = {
         CISPO,
         ForwardBackwardBatch,
         GroupCentered,
+        Cosine,
         GroupCompletion,
         KVCache,
         Schedule,
@@ -47,7 +49,6 @@ CLASSES = {
 # Classes of the user's system that Headway does not have yet, or that another test file covers.
 NOT_HERE = {
     "Checkpointing",
-    "Cosine",
     "DecoupledPPO",
     "ImportanceSampling",
     "PPO",

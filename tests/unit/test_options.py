@@ -191,7 +191,7 @@ def test_help_lists_every_option_with_default_and_meaning():
 
 def test_every_option_changes_the_configuration():
     """An option that nothing reads would be a lie: each one, set to another value, changes what comes out."""
-    other = {"mode": "sync", "tool_latency": "fixed:3", "run_dir": "elsewhere"}
+    other = {"mode": "sync", "tool_latency": "fixed:3", "run_dir": "elsewhere", "advantage": "batch"}
     other |= {"batch_order": "admission", "normalize": "sum", "oversample_factor": "1.5", "top_p": "0.5"}
     base = plain(parse(["--run-dir", "r"]))
     for option in OPTIONS.values():
