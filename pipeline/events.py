@@ -37,6 +37,8 @@ FIELDS: dict[str, str] = {
 }
 OPTIONAL: dict[str, str] = {"run": "resumed", "batch": "members"}
 
+FLUSH_SECONDS = 1.0  # events that are older go to the system with the next one
+
 # Made once: json.dumps with options makes an encoder per call. ASCII only, so that no character inside a text can end
 # the line for some reader.
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=True).encode
@@ -94,12 +96,16 @@ class EventLog:
         self._clock = clock
         self._start = clock() if start is None else start
         self._last = 0.0
+        self._flushed = 0.0
 
     def log(self, event: str, /, **fields: Any) -> None:
         """Append one event, with exactly the fields that it has. `from` is a Python word: pass `**{"from": 3}`."""
         lacking, surplus = _REQUIRED[event] - fields.keys(), fields.keys() - _ALLOWED[event]
         assert not lacking and not surplus, f"event {event!r} lacks {sorted(lacking)}, has {sorted(surplus)} too many"
-        self._lines.write({"t": self.seconds(), "event": event} | fields)
+        now = self.seconds()
+        self._lines.write({"t": now, "event": event} | fields)
+        if now - self._flushed >= FLUSH_SECONDS:
+            self.flush()
 
     def seconds(self) -> float:
         """Seconds since the run's start, in microseconds' steps, at least those of the last event."""
@@ -108,6 +114,7 @@ class EventLog:
 
     def flush(self) -> None:
         """Hand the events so far to the system, so that a reader (or an audit after a kill) sees them."""
+        self._flushed = self._last
         self._lines.flush()
 
     def close(self) -> None:

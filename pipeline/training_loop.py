@@ -60,6 +60,7 @@ class TrainingLoop:
         self.num_batches = 0  # that have begun to train: told in a `batch` event
         self.num_consumed = 0  # groups in them
         self._restarts_told = 0
+        self._epoch = 0  # of the reservations in the ledger, at this batch's admission
 
     def request_stop(self) -> None:
         """End after the update that has begun; a wait for the next batch ends at once, with Stopped."""
@@ -70,9 +71,7 @@ class TrainingLoop:
     def waits_for(self) -> str:
         """Whom the trainer waits for now, in words; empty while it trains."""
         culprit = self.waits.current
-        if culprit is None:
-            return ""
-        return culprit.detail
+        return "" if culprit is None else culprit.detail
 
     async def step(self) -> Step:
         """One batch. Raises Stopped, or what ended the run."""
@@ -105,6 +104,8 @@ class TrainingLoop:
         metrics["train/batch_seconds"] = now - started
         metrics["train/seconds"] = now - selected
         metrics["train/tokens_per_second"] = metrics["train/tokens"] / max(now - started, 1e-9)
+        busy = [metrics.get(f"train/{part}_seconds", 0.0) for part in ("forward", "backward", "optimizer", "publish")]
+        metrics["time/learner_busy_seconds"] = sum(busy)
         metrics |= self._schedule_metrics(groups)
         return Step(n, self._scheduler.version, metrics)
 
@@ -120,12 +121,10 @@ class TrainingLoop:
     async def _next_batch(self, n: int) -> Batch:
         """Pull finished groups one at a time until the schedule names a batch."""
         while isinstance(choice := self._scheduler.select(), Blocked):
-            counts = self._scheduler.pull_counts_as_wait()
-            began = self._clock()
-            culprit = self._culprit(choice)
+            if self._scheduler.pull_counts_as_wait():
+                self.waits.begin_counting(self._culprit(choice).why)
             group = await self._pull(n, choice)
-            if counts:
-                self.waits.count_pull(culprit.why, self._clock() - began)
+            self.waits.end_counting()
             self._received[group.group] = group
             self._scheduler.receive(group.group)
         self.waits.end()
@@ -238,6 +237,9 @@ class TrainingLoop:
             "staleness/wait_count": waits.bound_count,
             "staleness/reserved_groups": self._scheduler.reserved_groups,
             **{f"staleness/wait_seconds/{cause}": seconds for cause, seconds in waits.by_cause.items()},
+            "staleness/slot_wait_seconds": 0,
+            "groups/failed": 0,
+            "groups/filtered": 0,
             "groups/deadline_frac": sum(group.closed_by_deadline for group in groups) / len(groups),
             "groups/mean_wait_seconds": sum(group.seconds for group in groups) / len(groups),
             "throughput/queue_depth": self._rollouts.completed.qsize() + len(self._received),

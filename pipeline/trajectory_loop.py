@@ -54,7 +54,7 @@ class TrajectoryLoop:
             if calls and self.trajectory.num_turns >= self.budget.max_turns:
                 return await self._truncate("turns")  # its calls would be answered to nobody
             argument = {"text": text, "tool_calls": calls, "num_tokens": len(turn), "stopped": stopped}
-            self.doing = "tool"
+            self.doing = "tool" if calls else "reward"  # the call that ends an episode brings its reward
             reply = await self.environment.call("turn", argument)
             self.on_tools(reply)
             self._add_metrics(reply)

@@ -32,6 +32,7 @@ class Waits:
         self._current: Culprit | None = None
         self._step = 0
         self._reported = 0.0
+        self._counting: tuple[str, float] | None = None  # cause, and since when it counts
         self.reset()
 
     @property
@@ -53,9 +54,12 @@ class Waits:
         self._current, self._step, self._reported = culprit, step, self._clock()
 
     def report(self, culprit: Culprit) -> None:
-        """It still lasts; `culprit` says what is waited for now."""
+        """It still lasts; `culprit` says what is waited for now. On disk at once: the run may have stalled."""
         self._write()
         self._current = culprit
+        if self._counting is not None:
+            self._counting = culprit.why, self._count()
+        self._events.flush()
 
     def end(self) -> None:
         """It is over, or its reason has changed."""
@@ -63,11 +67,24 @@ class Waits:
             self._write()
             self._current = None
 
-    def count_pull(self, cause: str, seconds: float) -> None:
-        """A pull that began while a full batch was held back by the bound has ended."""
+    def begin_counting(self, cause: str) -> None:
+        """A pull begins while a full batch is held back by the bound; reports divide it between the causes."""
         self.bound_count += 1
-        self.bound_seconds += seconds
-        self.by_cause[cause] += seconds
+        self._counting = cause, self._clock()
+
+    def end_counting(self) -> None:
+        """The pull has ended; nothing happens if it was none that counts."""
+        if self._counting is not None:
+            self._count()
+            self._counting = None
+
+    def _count(self) -> float:
+        """Add the slice that ends now, and return when that is."""
+        cause, since = self._counting
+        now = self._clock()
+        self.bound_seconds += now - since
+        self.by_cause[cause] += now - since
+        return now
 
     def _write(self) -> None:
         now = self._clock()

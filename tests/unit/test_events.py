@@ -34,6 +34,17 @@ def test_flush_makes_events_visible(tmp_path):
     log.close()
 
 
+def test_events_reach_the_disk_within_a_second_of_others(tmp_path):
+    now = [0.0]
+    log = EventLog(tmp_path / "events.jsonl", lambda: now[0])
+    written = []
+    for now[0] in (0.5, 0.9, 1.0, 1.9, 2.1):
+        log.log("ready", group=len(written))
+        written.append(len(read(tmp_path / "events.jsonl")))
+    log.close()
+    assert written == [0, 0, 3, 3, 5]
+
+
 def test_a_line_separator_inside_a_text_does_not_end_the_line(tmp_path):
     log = EventLog(tmp_path / "events.jsonl", lambda: 0.0)
     log.log("restart", worker="a\u2028b\u0085c\nd", pid=1, cause="")

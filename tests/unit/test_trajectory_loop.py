@@ -273,3 +273,17 @@ def test_what_it_waits_for_is_told():
     assert played.loop.doing == "queue"
     played.run()
     assert seen == {"reset": "tool", "generate": "sampling", "truncate": "reward"}
+
+
+@pytest.mark.parametrize(("ids", "doing"), [([9, STOP], "tool"), ([5, STOP], "reward")])
+def test_a_turn_without_calls_is_waited_for_as_its_reward(ids, doing):
+    seen = {}
+
+    class Watched(Environment):
+        async def call(self, call, argument):
+            seen[call] = played.loop.doing
+            return await super().call(call, argument)
+
+    played = Played([segment(*ids)], Watched())
+    played.run()
+    assert seen["turn"] == doing

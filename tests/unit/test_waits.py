@@ -103,10 +103,41 @@ def test_lasting_wait_is_reported_in_parts_that_add_up(waits, clock, told):
     assert [(event["why"], event["seconds"]) for event in told()] == [("tool", 10.0), ("tool", 10.0), ("ready", 3.0)]
 
 
-def test_pulls_at_the_bound_are_summed_by_cause_until_the_next_batch(waits):
-    waits.count_pull("tool", 1.0)
-    waits.count_pull("sampling", 0.5)
-    waits.count_pull("tool", 2.0)
+def test_report_is_on_disk_at_once(waits, clock, tmp_path):
+    waits.begin(7, tool())
+    clock.now += 10.0
+    waits.report(tool())
+    assert '"seconds": 10.0' in (tmp_path / "events.jsonl").read_text()
+
+
+def test_pull_that_lasts_is_divided_between_the_causes_as_its_events_are(waits, clock, told):
+    waits.begin_counting("tool")
+    waits.begin(7, tool())
+    clock.now += 10.0
+    waits.report(Culprit("sampling", 4, "4.1", ""))
+    clock.now += 10.0
+    waits.report(Culprit("reward", 4, "4.1", ""))
+    clock.now += 1.5
+    waits.end_counting()
+    waits.end()
+    assert (waits.bound_count, waits.bound_seconds) == (1, 21.5)
+    assert waits.by_cause == {"tool": 10.0, "sampling": 10.0, "reward": 1.5}
+    assert {event["why"]: event["seconds"] for event in told()} == waits.by_cause
+
+
+def test_pull_that_does_not_count_adds_nothing(waits, clock):
+    waits.begin(7, READY)
+    clock.now += 10.0
+    waits.report(READY)
+    waits.end_counting()
+    assert (waits.bound_count, waits.bound_seconds, waits.by_cause) == (0, 0.0, {})
+
+
+def test_pulls_at_the_bound_are_summed_by_cause_until_the_next_batch(waits, clock):
+    for cause, seconds in (("tool", 1.0), ("sampling", 0.5), ("tool", 2.0)):
+        waits.begin_counting(cause)
+        clock.now += seconds
+        waits.end_counting()
     assert (waits.bound_count, waits.bound_seconds) == (3, 3.5)
     assert waits.by_cause == {"tool": 3.0, "sampling": 0.5}
     waits.reset()
