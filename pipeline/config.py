@@ -74,7 +74,7 @@ class Budget:
     max_context_tokens: int = option(131_072, "tokens of one trajectory: prompt, generated and framing together")
     segment_tokens: int = option(4_096, "most tokens of one sampling request")
     final_answer_reserve: int = option(0, "tokens kept back for a last answer; 0: no wrap-up request")
-    tool_output_tokens: int = option(4_096, "tokens of one tool result; a longer one is cut")
+    tool_output_tokens: int = option(4_096, "tokens of one tool result (results aren't cut yet)")
     max_turn_tokens: int | None = option(None, "tokens generated in one turn; none: no limit")
 
     def __post_init__(self) -> None:
@@ -116,6 +116,11 @@ class GroupCompletion:
             raise ConfigError(
                 f'GroupCompletion.max_straggler_tokens is {self.max_straggler_tokens}, but mode is "wait": '
                 'no deadline; leave it out, or use mode="deadline".'
+            )
+        if self.mode == "wait" and self.on_stragglers != "truncate":
+            raise ConfigError(
+                f'GroupCompletion.on_stragglers is "{self.on_stragglers}", but mode is "wait", which has no '
+                'stragglers; leave it out, or use mode="deadline".'
             )
 
 

@@ -5,9 +5,10 @@ import warnings
 import pytest
 
 from pipeline.config import CISPO, Adam, Budget, ForwardBackwardBatch, GroupCompletion, KVCache, Schedule, Truncation
+from pipeline.env import Env
 from pipeline.errors import ConfigError
 from pipeline.trainer_config import EngineConfig, TrainerConfig
-from pipeline.unsupported import refuse_unbuilt
+from pipeline.unsupported import refuse_unbuilt, refuse_unbuilt_env
 
 
 def config(engine=None, **options):
@@ -52,3 +53,13 @@ def test_setting_that_is_not_built_is_refused(name, make):
 def test_what_is_built_passes():
     refuse_unbuilt(config())
     refuse_unbuilt(config(max_staleness=0, truncation=Truncation(train="reward"), batch_order="admission"))
+
+
+def test_environment_that_wants_to_be_recovered_is_refused():
+    class Stateless(Env):
+        recovery = "stateless"
+
+    with pytest.raises(ConfigError, match=r"Stateless.recovery='stateless' isn't built yet"):
+        refuse_unbuilt_env(Stateless)
+    refuse_unbuilt_env(Env)
+    refuse_unbuilt_env(None)
