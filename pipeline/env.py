@@ -58,15 +58,28 @@ class Turn:
 class TurnResult:
     """What follows a turn: messages for the model, and optionally a cap on its next turn.
 
-    `metrics` are summed over the trajectories of a batch into `rollout/<name>`. `messages=None` ends the episode as
-    returning None does, and still delivers the metrics.
+    `metrics` are summed over the trajectories of a batch into `rollout/<name>`. `TurnResult(done=True, metrics=...)`
+    ends the episode as returning None does, and still delivers the metrics.
     """
 
-    messages: Sequence[Message] | str | None = ()
+    messages: Sequence[Message] | str = ()
     max_turn_tokens: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    done: bool = False
 
     def __post_init__(self) -> None:
+        if self.messages is None:
+            raise ConfigTypeError(
+                "TurnResult.messages is None. It holds what the model reads next. To end the episode, return None "
+                "instead of a TurnResult, or TurnResult(done=True, metrics=...) to deliver metrics."
+            )
+        if not isinstance(self.done, bool):
+            raise ConfigTypeError(f"TurnResult.done is {self.done!r}. It says whether the episode ends: True or False.")
+        if self.done and (self.messages or self.max_turn_tokens is not None):
+            raise ConfigError(
+                "TurnResult has done=True, so no turn follows that messages or max_turn_tokens could count for. "
+                "Leave them out, or leave out done."
+            )
         cap = self.max_turn_tokens
         if cap is not None and (type(cap) is not int or cap < 1):
             raise ConfigError(

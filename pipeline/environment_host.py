@@ -193,7 +193,7 @@ class EnvironmentHost:
                 str(name): _finite(value, f"metric {name!r}") for name, value in outcome.metrics.items()
             }
         tools = view.tool_records
-        if outcome is None or outcome.messages is None:
+        if outcome is None or outcome.done:
             running.method = "reward"
             reward = _finite(await running.settle(episode.env.reward(view, episode.row)), "reward")
             await self._finish(running)

@@ -151,6 +151,20 @@ def test_a_turn_cap_is_a_positive_integer(cap):
         TurnResult(messages=[], max_turn_tokens=cap)
 
 
+@pytest.mark.parametrize(
+    ("options", "error", "parts"),
+    [
+        ({"messages": None}, TypeError, "messages is None.*return None"),
+        ({"done": 1}, TypeError, "done is 1"),
+        ({"done": True, "messages": "more"}, ValueError, "no turn follows"),
+        ({"done": True, "max_turn_tokens": 3}, ValueError, "no turn follows"),
+    ],
+)
+def test_a_result_either_ends_the_episode_or_says_what_follows(options, error, parts):
+    with pytest.raises(error, match=parts):
+        TurnResult(**options)
+
+
 def test_a_string_stands_for_one_user_message():
     assert as_messages("hello", "X.reset") == [{"role": "user", "content": "hello"}]
     assert as_messages(({"role": "tool", "content": "a"},), "X.reset") == [{"role": "tool", "content": "a"}]

@@ -83,7 +83,7 @@ def test_coroutine_methods_do_the_same():
 def test_the_last_result_may_carry_metrics_too():
     class Counting(Quiz):
         def on_turn(self, traj):
-            return TurnResult(None, metrics={"turns": traj.num_turns})
+            return TurnResult(done=True, metrics={"turns": traj.num_turns})
 
     async def steps(ask, host):
         await reset(ask)
