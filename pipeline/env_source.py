@@ -5,8 +5,7 @@ thread.
 import sys
 from typing import Any
 
-import msgpack
-
+from pipeline.dataset import why_not_plain
 from pipeline.env import Env, check_env_class
 from pipeline.errors import ConfigError
 
@@ -19,13 +18,12 @@ class EnvSource:
     """
 
     def __init__(self, env: type[Env] | str, arguments: dict[str, Any]) -> None:
-        try:
-            msgpack.packb(arguments)
-        except (TypeError, ValueError, OverflowError) as error:
+        why = why_not_plain(arguments)
+        if why is not None:
             raise ConfigError(
                 f"env_arguments is {arguments!r:.200}; it travels to another process, so it holds plain values only "
-                f"(numbers, text, lists, dicts): {error}."
-            ) from error
+                f"(numbers, text, lists, dicts): {why}."
+            )
         self.arguments = arguments
         if isinstance(env, str):
             if env.count(":") != 1:
@@ -36,10 +34,6 @@ class EnvSource:
             check_env_class(env)
             self.env_class = env
             self.path = _import_path(env)
-
-    @property
-    def name(self) -> str:
-        return self.path or self.env_class.__qualname__
 
     def start_config(self, timeout: float) -> dict[str, Any]:
         """What an environment process is told."""

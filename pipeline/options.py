@@ -6,7 +6,6 @@ sentence that names the option as the user wrote it.
 
 import os
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
@@ -17,7 +16,7 @@ from pipeline.command_line import Given, read_arguments, read_toml, suggestion
 from pipeline.config import CISPO, Adam, Budget, Cosine, GroupCompletion, Sampling, Schedule
 from pipeline.errors import ConfigError
 from pipeline.run_config import COMMON, MODES, RunConfig, advantage_named, task_defaults
-from pipeline.run_directory import check_run_dir, default_run_dir
+from pipeline.run_directory import check_run_dir
 from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig, TrainerConfig
 from pipeline.unsupported import refuse_unbuilt
@@ -66,7 +65,7 @@ NUMBER = {int: r"[+-]?\d{1,30}", float: r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
 MAX_NUMBER = 2.0**63  # so that every whole number fits 64 bits, wherever it goes
 
 # Defaults that are decided when the run starts.
-DECIDED_LATE = {"device": "auto", "samplers": None, "run_dir": None}
+DECIDED_LATE = {"device": "auto", "samplers": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +132,7 @@ def parse(arguments: Sequence[str]) -> RunConfig:
         refuse_unbuilt(config.trainer)
     except HeadwayError as error:
         raise ConfigError(as_written(str(error), given)) from error
-    if "run_dir" in given:
+    if config.run_dir is not None:
         check_run_dir(config.run_dir, given["run_dir"].where)
     return config
 
@@ -156,9 +155,7 @@ def build(values: Mapping[str, Any]) -> RunConfig:
         completion=GroupCompletion(mode="wait"),
         **parts[TrainerConfig],
     )
-    run = {"run_dir": None} | parts[RunConfig] | {"device": device, "samplers": samplers}
-    if run["run_dir"] is None:
-        run["run_dir"] = default_run_dir(values.get("mode", "async"), time.localtime())
+    run = parts[RunConfig] | {"device": device, "samplers": samplers}
     return RunConfig(**run, trainer=trainer)
 
 

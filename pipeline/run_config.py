@@ -65,7 +65,7 @@ class RunConfig:
     seed: int = option(0, "of the model's first weights, the task's rows and the sampling noise")
     device: str = required("cpu, cuda, or auto: cuda where there is a GPU")
     samplers: int = required("sampler processes; none: one, or one per GPU beside the learner's")
-    run_dir: str = required("where the run's files go; none: runs/<time>-<mode>")
+    run_dir: str | None = option(None, "where the run's files go; none: runs/<time>-<mode>")
     tool_latency: str = option("none", "how long the task's tool takes: none, fixed:MS or lognormal:MEDIAN_MS:SIGMA")
     advantage: str = option(
         "group", "a reward minus the mean of its group; group_std: over the group's deviation, too; batch: of the batch"
@@ -94,14 +94,19 @@ class RunConfig:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """What config.json holds: versions, seed, and every option as it was used."""
-        return {
-            "headway": VERSION,
-            "python": platform.python_version(),
-            "torch": installed_version("torch"),
-            "seed": self.seed,
-            "config": plain(self),
-        }
+        """What config.json holds."""
+        return describe(self, seed=self.seed)
+
+
+def describe(config: Any, *, seed: int) -> dict[str, Any]:
+    """What a run's config.json holds: versions, seed, and every option of `config` (a dataclass) as it was used."""
+    return {
+        "headway": VERSION,
+        "python": platform.python_version(),
+        "torch": installed_version("torch"),
+        "seed": seed,
+        "config": plain(config),
+    }
 
 
 def check_tool_latency(text: str) -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,6 @@ from pipeline.errors import ConfigError
 
 # A directory with one of these holds a run.
 RUN_FILES = ("config.json", "events.jsonl", "metrics.jsonl")
-
-
-def default_run_dir(mode: str, now: time.struct_time) -> str:
-    """`runs/<time>-<mode>`, with a number behind it if a run started in the same second."""
-    name = f"runs/{time.strftime('%Y%m%d-%H%M%S', now)}-{mode}"
-    number = 1
-    while os.path.exists(name if number == 1 else f"{name}-{number}"):
-        number += 1
-    return name if number == 1 else f"{name}-{number}"
 
 
 def check_run_dir(run_dir: str, where: str = "run_dir") -> None:
@@ -39,6 +31,24 @@ def check_run_dir(run_dir: str, where: str = "run_dir") -> None:
         raise ConfigError(f"{where} is {run_dir}, but {existing} is not a directory; name another one.")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise ConfigError(f"{where} is {run_dir}, but {existing} can't be written to; name another one.")
+
+
+def make_default_run_dir(mode: str, now: time.struct_time, description: Mapping[str, Any]) -> Path:
+    """`make_run_dir` for `runs/<time>-<mode>`, with a number behind it if a run started in the same second."""
+    name = f"runs/{time.strftime('%Y%m%d-%H%M%S', now)}-{mode}"
+    for number in count(1):
+        path = Path(name if number == 1 else f"{name}-{number}")
+        try:
+            path.parent.mkdir(exist_ok=True)
+            path.mkdir()  # whoever makes it has it: looking first would let two runs choose the same one
+        except FileExistsError:
+            if not path.parent.is_dir():
+                raise ConfigError(f"{path.parent} is not a directory; name another place with run_dir.") from None
+            continue
+        except OSError as error:
+            raise ConfigError(f"The run directory {path} can't be made: {error.strerror}; name another one.") from error
+        return make_run_dir(str(path), description)
+    raise AssertionError("count() has no end")
 
 
 def make_run_dir(run_dir: str, description: Mapping[str, Any]) -> Path:

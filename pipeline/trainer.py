@@ -4,24 +4,26 @@ import asyncio
 import gc
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
 
 from pipeline.active_run import ActiveRun
 from pipeline.advantages import Batchwise, GroupCentered
 from pipeline.config import CISPO, Adam, GroupCompletion, Truncation
+from pipeline.dataset import check_rows
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.evaluate import Evaluation, FinalEvaluation, evaluate
 from pipeline.events import EventLog, JsonLines
 from pipeline.rollouts import RolloutEngine, Rollouts
-from pipeline.run_config import plain
-from pipeline.run_directory import default_run_dir, make_run_dir
+from pipeline.run_blocks import RunSpec
+from pipeline.run_config import describe
+from pipeline.run_directory import make_default_run_dir, make_run_dir
 from pipeline.run_spec import make_spec
 from pipeline.schedule import Scheduler, ScheduleRules
 from pipeline.trainer_config import TrainerConfig
 from pipeline.training_loop import Step, Stopped, TrainingLoop, ValidateBatch
-from pipeline.unsupported import refuse_unbuilt
+from pipeline.unsupported import refuse_unbuilt, refuse_unbuilt_env
 
 
 class AsyncTrainer:
@@ -83,27 +85,26 @@ class AsyncTrainer:
         """
         spec, rules = self._check(rows, steps)
         mode = "async" if self.config.max_staleness > 0 else "sync"
-        directory = make_run_dir(
-            self.run_dir or default_run_dir(mode, time.localtime()), description or {"config": plain(self.config)}
-        )
+        description = description or describe(self.config, seed=self.config.engine.seed)
+        if self.run_dir is None:
+            directory = make_default_run_dir(mode, time.localtime(), description)
+        else:
+            directory = make_run_dir(self.run_dir, description)
         self.run_directory = directory
         self.stopped, self._stop_asked, self.evaluation = False, asyncio.Event(), None
-        events = EventLog(directory / "events.jsonl", time.monotonic)
-        metrics = JsonLines(directory / "metrics.jsonl")
         # What exists now (modules, rows) outlives the run: walking it in every collection cost a tenth of this process.
         gc.freeze()
         try:
-            # aclosing: a caller who leaves the loop early must end the run now, not when the garbage is collected.
-            async with aclosing(self._steps(spec, rules, rows, directory, events, mode)) as steps:
-                async for step in steps:
-                    line = {"step": step.n, "model_step": step.model_step, "time": events.seconds()}
-                    metrics.write(line | step.metrics)
-                    metrics.flush()
-                    yield step
+            with (
+                closing(EventLog(directory / "events.jsonl", time.monotonic)) as events,
+                closing(JsonLines(directory / "metrics.jsonl")) as metrics,
+            ):
+                # aclosing: a caller who leaves the loop early must end the run now, not when garbage is collected.
+                async with aclosing(self._steps(spec, rules, rows, directory, events, metrics, mode)) as trained:
+                    async for step in trained:
+                        yield step
         finally:
             gc.unfreeze()
-            metrics.close()
-            events.close()
 
     def request_stop(self) -> None:
         """End the run after the update that has begun; from a signal handler or another task of the run's loop."""
@@ -116,15 +117,16 @@ class AsyncTrainer:
         """Whom the trainer waits for now, in words; empty while it trains or when no run is under way."""
         return self._loop.waits_for if self._loop is not None else ""
 
-    def _check(self, rows: Sequence[dict[str, Any]], steps: int) -> tuple[Any, ScheduleRules]:
+    def _check(self, rows: Sequence[dict[str, Any]], steps: int) -> tuple[RunSpec, ScheduleRules]:
         config = self.config
         refuse_unbuilt(config)
+        refuse_unbuilt_env(self.engine.env.env_class)
         if not isinstance(rows, Sequence) or isinstance(rows, str):
             raise ConfigTypeError(f"rows is {type(rows).__name__}; give a list of dicts.")
         config.check_run(dataset_rows=len(rows), steps=steps)
-        for index, row in enumerate(rows):
-            if not isinstance(row, dict):
-                raise ConfigTypeError(f"Row {index} is {row!r:.80}; every row is a dict of plain values.")
+        check_rows(rows)
+        if self._final_evaluation is not None:
+            check_rows(self._final_evaluation.rows, "Evaluation row")
         schedule = config.engine.schedule
         rules = ScheduleRules(
             groups_per_step=config.groups_per_step,
@@ -142,11 +144,12 @@ class AsyncTrainer:
 
     async def _steps(
         self,
-        spec: Any,
+        spec: RunSpec,
         rules: ScheduleRules,
         rows: Sequence[dict[str, Any]],
         directory: Path,
         events: EventLog,
+        metrics: JsonLines,
         mode: str,
     ) -> AsyncIterator[Step]:
         """The run between its `run` and its `end` event."""
@@ -166,6 +169,9 @@ class AsyncTrainer:
             while not scheduler.finished and scheduler.batches < rules.steps:
                 step = await self._loop.step()
                 events.flush()
+                # Here, so that a full disk is known before the `end` event tells how the run ended.
+                metrics.write({"step": step.n, "model_step": step.model_step, "time": events.seconds()} | step.metrics)
+                metrics.flush()
                 yield step
             if self._final_evaluation is not None:
                 self.evaluation = await evaluate(self._final_evaluation, run, rollouts, directory)
@@ -249,6 +255,12 @@ def run(
             done.append(step)
         return done
 
-    if asyncio._get_running_loop() is not None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:  # none runs here: the usual case
+        inside = False
+    else:
+        inside = True
+    if inside:
         raise ConfigError("rl.run was called inside an asyncio loop; there, use `async for step in trainer.run(...)`.")
     return asyncio.run(collect())

@@ -1,17 +1,18 @@
 """Whole runs on real processes, kept alive between the tests that can share them."""
 
 import asyncio
+import json
 import os
 import re
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
 from running import audit, events_of, make_trainer, worker_processes
 
 import pipeline as rl
+from pipeline.events import JsonLines
 from pipeline.tasks import guess
 from workers.errors import WorkerDied
 
@@ -41,6 +42,32 @@ def test_every_metric_is_documented(model, tmp_path):
     families = tuple(name.partition("<")[0] for name in documented if "<" in name)
     reported = {name for step in steps for name in step.metrics if not name.startswith(families)}
     assert reported - documented == set()
+
+
+def test_config_json_tells_what_was_run(model, tmp_path):
+    trainer = make_trainer(model, tmp_path / "run")
+    rl.run(trainer, ROWS, steps=1)
+    record = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
+    assert record["headway"] == rl.__version__ and record["torch"] and record["python"]
+    assert record["seed"] == trainer.config.engine.seed
+    assert record["config"]["class"] == "TrainerConfig"
+    assert record["config"]["engine"]["schedule"]["concurrency"] == 192
+
+
+def test_row_that_cannot_travel_is_refused_before_anything_is_made(model, tmp_path):
+    trainer = make_trainer(model, tmp_path / "run")
+    with pytest.raises(rl.ConfigTypeError, match=r"Row 1 has \{3\} as its 'number'"):
+        rl.run(trainer, [{"number": 3}, {"number": {3}}], steps=1)
+    assert not (tmp_path / "run").exists()
+
+
+def test_run_whose_metrics_cannot_be_written_has_failed(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.trainer.JsonLines", lambda path: JsonLines("/dev/full"))
+    with pytest.raises(rl.RunError, match="No space left"):
+        rl.run(make_trainer(model, tmp_path / "run"), ROWS, steps=3)
+    (end,) = events_of(tmp_path / "run", "end")
+    assert (end["status"], end["steps"]) == ("failed", 1)
+    assert audit(tmp_path / "run") == 0
 
 
 def test_first_batch_is_on_policy_and_sampler_and_learner_agree(model, tmp_path):
@@ -203,10 +230,8 @@ def test_wait_for_a_slow_trajectory_is_told_with_its_cause(model, tmp_path):
     run_dir, release = tmp_path / "run", tmp_path / "release"
     rows = [dict(row, waits_for=["release"] if index == 0 else []) for index, row in enumerate(ROWS[:64])]
     trainer = make_trainer(model, run_dir, env="process_envs:HeldGuess", arguments={"directory": str(tmp_path)})
-    began = []
 
     def note(step):
-        began.append(time.monotonic())
         if step.n == 2:  # two versions on, group 0 must be in the next batch
             threading.Timer(1.0, release.touch).start()
 

@@ -12,7 +12,7 @@ from pipeline.config import Budget, Sampling, Schedule
 from pipeline.errors import ConfigError
 from pipeline.options import OPTIONS, help_text, options_table, parse
 from pipeline.run_config import MODES, RECIPES, plain, task_defaults
-from pipeline.run_directory import default_run_dir, make_run_dir
+from pipeline.run_directory import make_default_run_dir, make_run_dir
 from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig
 
@@ -175,9 +175,16 @@ def test_run_directory_records_the_resolved_configuration(empty_directory):
 
 def test_default_run_directories_of_one_second_differ(empty_directory):
     now = time.struct_time((2030, 1, 2, 3, 4, 5, 0, 0, 0))
-    assert default_run_dir("async", now) == "runs/20300102-030405-async"
-    (empty_directory / "runs" / "20300102-030405-async").mkdir(parents=True)
-    assert default_run_dir("async", now) == "runs/20300102-030405-async-2"
+    assert parse([]).run_dir is None  # chosen only when it is made, so that nobody else can choose it in between
+    made = [make_default_run_dir("async", now, {"run": number}) for number in (1, 2, 3)]
+    assert [str(path) for path in made] == [f"runs/20300102-030405-async{end}" for end in ("", "-2", "-3")]
+    assert [json.loads((path / "config.json").read_text())["run"] for path in made] == [1, 2, 3]
+
+
+def test_default_run_directory_beside_a_file_named_runs_is_refused(empty_directory):
+    (empty_directory / "runs").write_text("")
+    with pytest.raises(ConfigError, match="runs is not a directory"):
+        make_default_run_dir("async", time.localtime(), {})
 
 
 def test_help_lists_every_option_with_default_and_meaning():

@@ -1,0 +1,35 @@
+"""Rows that no message can carry are refused, naming row and field."""
+
+import datetime
+
+import pytest
+
+from pipeline.dataset import check_rows
+from pipeline.errors import ConfigTypeError
+
+FINE = {"number": 3, "text": "é", "list": [1, 2.5, None, True], "nested": {"a": {"b": b"x"}}}
+
+
+def test_plain_rows_pass():
+    check_rows([FINE, {}, {"pair": (1, 2)}])
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ({1, 2}, "set"),
+        (datetime.date(2030, 1, 2), "date"),
+        (object(), "object"),
+        (1 << 64, "too big|out of range"),
+        ({"deep": [{1}]}, "set"),
+        ("\ud800", "surrogates"),
+    ],
+)
+def test_row_that_no_message_can_carry_is_named_with_its_field(value, why):
+    with pytest.raises(ConfigTypeError, match=rf"^Row 1 has .* as its 'answer'; .*plain values only.*({why})"):
+        check_rows([FINE, {"question": "?", "answer": value}])
+
+
+def test_row_that_is_no_dict_is_named():
+    with pytest.raises(ConfigTypeError, match=r"^Evaluation row 0 is \['a'\]"):
+        check_rows([["a"]], "Evaluation row")
