@@ -77,6 +77,7 @@ class _Signals:
 async def _train(trainer: AsyncTrainer, config: RunConfig) -> int:
     signals = _Signals(trainer)
     progress = Progress(steps=config.steps, mode=config.mode, waits_for=lambda: trainer.waits_for)
+    watching = asyncio.create_task(progress.watch())
     status = "failed"
     try:
         async for step in trainer.run(train_rows(config), config.steps, description=config.to_json()):
@@ -85,5 +86,6 @@ async def _train(trainer: AsyncTrainer, config: RunConfig) -> int:
     except asyncio.CancelledError:
         status = "stopped"
     finally:
+        watching.cancel()
         progress.close(status, trainer.run_directory)
     return 0 if status == "completed" else EXIT_CODES[signals.received]

@@ -1,5 +1,6 @@
 """What a user sees of a run: one live line on a terminal, plain lines elsewhere, and a summary at its end."""
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+WAIT_SECONDS = 10.0  # without a plain line, after which one tells whom the trainer waits for
 PLAIN_SECONDS = 2.0  # least time between two plain lines; the first and the last step always have one
 SPEED_STEPS = 20  # steps that the shown speed is measured over
 FILES = {  # what a run directory may hold that a user wants to open
@@ -42,7 +44,7 @@ class Progress:
         self._began = clock()
         self._times: deque[float] = deque(maxlen=SPEED_STEPS + 1)  # ends of steps: start-up is no step's time
         self._rewards: list[float] = []
-        self._shown = -PLAIN_SECONDS
+        self._shown = self._began  # when the last plain line was printed
         self._line = f"{mode}: starting"
         self._live: Live | None = None
         if self._console.is_terminal:
@@ -57,6 +59,19 @@ class Progress:
         speed = (len(self._times) - 1) / max(self._times[-1] - self._times[0], 1e-9)
         self._line = step_line(self._mode, n, self._steps, speed, metrics)
         if self._live is None and (n in (1, self._steps) or now - self._shown >= PLAIN_SECONDS):
+            self._shown = now
+            self._print(self._with_wait())
+
+    async def watch(self) -> None:
+        """`remind` once a second, until cancelled: a run that stalls shows no step that could tell of it."""
+        while True:
+            await asyncio.sleep(1.0)
+            self.remind()
+
+    def remind(self) -> None:
+        """Where no live line does it: tell whom the trainer waits for, if nothing was told for WAIT_SECONDS."""
+        now = self._clock()
+        if self._live is None and now - self._shown >= WAIT_SECONDS and self._waits_for():
             self._shown = now
             self._print(self._with_wait())
 

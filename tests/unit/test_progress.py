@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from pipeline.progress import PLAIN_SECONDS, Progress, step_line
+from pipeline.progress import PLAIN_SECONDS, WAIT_SECONDS, Progress, step_line
 
 METRICS = {
     "reward/mean": 0.25,
@@ -54,6 +54,23 @@ def test_it_names_whom_the_trainer_waits_for():
     progress.show(1, METRICS)
     progress.close("failed", None)
     assert output.getvalue().splitlines()[0].endswith("| waits: group 7 [tool]")
+
+
+def test_a_long_wait_is_told_again_and_again_on_no_terminal():
+    progress, output, clock = make(waits_for=lambda: "group 7 [tool]")
+    progress.show(1, METRICS)
+    for now in (WAIT_SECONDS - 1, WAIT_SECONDS, WAIT_SECONDS + 1, 2 * WAIT_SECONDS):
+        clock.now = now
+        progress.remind()
+    lines = output.getvalue().splitlines()
+    assert len(lines) == 3 and all(line.endswith("| waits: group 7 [tool]") for line in lines)
+
+
+def test_nothing_is_told_while_the_trainer_waits_for_nobody():
+    progress, output, clock = make()
+    clock.now = 10 * WAIT_SECONDS
+    progress.remind()
+    assert output.getvalue() == ""
 
 
 def test_summary_names_the_files_that_exist(tmp_path):
