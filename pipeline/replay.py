@@ -35,10 +35,6 @@ class Replay:
         return self.steps[-1].end_at
 
     @property
-    def steps_per_second(self) -> float:
-        return len(self.steps) / self.seconds
-
-    @property
     def busy_frac(self) -> float:
         """Share of the time in which the trainer trains."""
         return sum(step.end_at - step.train_at for step in self.steps) / self.seconds

@@ -30,10 +30,9 @@ from pipeline.config_checks import (
     warn,
 )
 from pipeline.errors import ConfigError, ConfigTypeError
+from pipeline.schedule import BATCH_ORDERS, STALE_POLICIES
 
 SAMPLING_POLICIES = ("trajectory", "segment")
-STALE_POLICIES = ("wait", "keep", "mask_span")
-BATCH_ORDERS = ("completion", "admission")
 FAILURE_POLICIES = ("stop", "replace")
 ADVANTAGES = (GroupCentered, Batchwise)
 LOSSES = (CISPO,)

@@ -22,10 +22,6 @@ class Latency:
             return self.median_seconds
         return self.median_seconds * math.exp(self.sigma * rng.gauss(0.0, 1.0))
 
-    @property
-    def mean_seconds(self) -> float:
-        return self.median_seconds * math.exp(self.sigma**2 / 2)
-
 
 def parse_latency(text: str) -> Latency:
     """The latency that `text` names; `ConfigError` with what is wrong otherwise."""
