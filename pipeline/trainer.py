@@ -73,6 +73,7 @@ class AsyncTrainer:
         self._validate_batch = validate_batch
         self._final_evaluation = final_evaluation
         self._loop: TrainingLoop | None = None
+        self._opening = False  # the run's processes are being started
         self._stop_asked = asyncio.Event()
 
     async def run(
@@ -114,7 +115,9 @@ class AsyncTrainer:
 
     @property
     def waits_for(self) -> str:
-        """Whom the trainer waits for now, in words; empty while it trains or when no run is under way."""
+        """Whom the trainer waits for now, in words; empty when it is itself at work, or in no run."""
+        if self._opening:
+            return "the processes to start"
         return self._loop.waits_for if self._loop is not None else ""
 
     def _check(self, rows: Sequence[dict[str, Any]], steps: int) -> tuple[RunSpec, ScheduleRules]:
@@ -160,10 +163,12 @@ class AsyncTrainer:
         rollouts: Rollouts | None = None
         self._log_run(events, rules, mode)
         try:
+            self._opening = True
             max_requests = config.engine.schedule.sample_requests
             run = await self._unless_stopped(
                 model.open_run(spec, self.engine.env, events, str(directory / "logs"), max_requests)
             )
+            self._opening = False
             rollouts = Rollouts(self.engine, run, model.chat, rows, config.group_size)
             self._loop = TrainingLoop(config, run, scheduler, rollouts, self._validate_batch)
             while not scheduler.finished and scheduler.batches < rules.steps:
@@ -185,7 +190,7 @@ class AsyncTrainer:
             status, self.stopped = "stopped", True
             raise
         finally:
-            loop, self._loop = self._loop, None
+            loop, self._loop, self._opening = self._loop, None, False
             if rollouts is not None:
                 await rollouts.stop()
             if run is not None:

@@ -60,6 +60,7 @@ class TrainingLoop:
         self.num_batches = 0  # that have begun to train: told in a `batch` event
         self.num_consumed = 0  # groups in them
         self._restarts_told = 0
+        self._training = 0  # the batch that the learner has; 0: none
         self._epoch = 0  # of the reservations in the ledger, at this batch's admission
 
     def request_stop(self) -> None:
@@ -69,7 +70,9 @@ class TrainingLoop:
 
     @property
     def waits_for(self) -> str:
-        """Whom the trainer waits for now, in words; empty while it trains."""
+        """Whom the trainer waits for now, in words; empty when it is itself at work."""
+        if self._training:
+            return f"the learner, which trains batch {self._training}"
         culprit = self.waits.current
         return "" if culprit is None else culprit.detail
 
@@ -97,7 +100,9 @@ class TrainingLoop:
         metrics["train/gradient_scale"] = training.gradient_scale
         metrics["train/lr"] = learning_rate(self._config.optimizer, n - 1, self._scheduler.rules.steps)
         if updated:
+            self._training = n
             metrics |= await self._update(n, batch, training)
+            self._training = 0
         self._scheduler.commit(batch, updated)
         self._run.write_reservations(self._scheduler.reservations())
         now = self._clock()

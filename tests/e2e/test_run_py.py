@@ -30,6 +30,7 @@ KEYS = {
     "staleness/wait_count",
     "staleness/reserved_groups",
     "staleness/frac_masked",
+    "staleness/slot_wait_seconds",
     "train/batch_seconds",
     "train/seconds",
     "train/generated_tokens",
@@ -60,9 +61,12 @@ KEYS = {
     "env/tool_seconds",
     "groups/mean_wait_seconds",
     "groups/deadline_frac",
+    "groups/failed",
+    "groups/filtered",
     "throughput/queue_depth",
     "recovery/restarts",
     "recovery/retries",
+    "time/learner_busy_seconds",
 }
 KEYS_OF_AN_UPDATE = {
     "train/loss",

@@ -44,6 +44,29 @@ def test_every_metric_is_documented(model, tmp_path):
     assert reported - documented == set()
 
 
+def test_trainer_names_whom_it_waits_for_from_start_to_end(model, tmp_path):
+    trainer = make_trainer(model, tmp_path / "run")
+
+    async def train():
+        seen = [trainer.waits_for]
+
+        async def watch():
+            while True:
+                seen.append(trainer.waits_for)
+                await asyncio.sleep(0)
+
+        watching = asyncio.create_task(watch())
+        async for _ in trainer.run(ROWS, steps=2):
+            pass
+        watching.cancel()
+        return [*seen, trainer.waits_for]
+
+    seen = asyncio.run(train())
+    assert seen[0] == seen[-1] == ""
+    for part in ("the processes to start", "too few finished groups; group 0", "the learner, which trains batch 2"):
+        assert any(words.startswith(part) for words in seen), part
+
+
 def test_config_json_tells_what_was_run(model, tmp_path):
     trainer = make_trainer(model, tmp_path / "run")
     rl.run(trainer, ROWS, steps=1)
