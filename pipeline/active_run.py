@@ -1,10 +1,9 @@
 """A run that is under way: its shared memory, its workers, and what connects them. The first failure ends all of it."""
 
 import asyncio
-import contextlib
-import os
 import time
 from collections import deque
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from pipeline.env_source import EnvSource
@@ -18,8 +17,9 @@ from pipeline.sampler_client import RequestLimit, SamplerClient
 from pipeline.slot_table import SlotTable
 from pipeline.worker_handle import WorkerHandle
 from pipeline.worker_pool import WorkerPool
-from workers.errors import WorkerDied
-from workers.messages import Published
+from shm.errors import HeadwayError
+from workers.errors import WorkerDied, WorkerFailed
+from workers.messages import Message, Published
 
 MAX_RESTARTS = 5  # of samplers, within RESTART_WINDOW_SECONDS; more is no accident
 RESTART_WINDOW_SECONDS = 600.0
@@ -54,7 +54,7 @@ class ActiveRun:
         self.ledger = self._blocks.ledger
         self.slots = SlotTable(spec.num_slots, self.ledger.write_lease)
         self._limit = RequestLimit(max_requests)
-        self.samplers = [SamplerClient(i, self._limit) for i in range(spec.num_samplers)]
+        self.samplers = [SamplerClient(i, self._limit, self._broke) for i in range(spec.num_samplers)]
         self._learner_handle = pool.handle("learner", 0, "workers.learner", spec.learner_threads)
         self._sampler_handles = [
             pool.handle("sampler", i, "workers.sampler", spec.sampler_threads) for i in range(spec.num_samplers)
@@ -63,6 +63,7 @@ class ActiveRun:
             pool.handle("environment", i, "pipeline.env_process", 1) for i in range(env_processes)
         ]
         self.learner = LearnerClient(self._learner_handle.send, self._blocks.batches)
+        self.environments: EnvironmentClient | None = None
         self._thread: EnvironmentThread | None = None
         self._slot_fields: dict[str, Any] = {}
         self._reused: set[WorkerHandle] = set()  # serve this run after another one
@@ -80,21 +81,15 @@ class ActiveRun:
             handle.discard_if_dead()  # it may have died idle, after the run before
             if handle.started:
                 self._reused.add(handle)
+                self._attach(handle, on_death=_told_by_start)
             else:
-                self._pool.spawn(handle, self._log_dir)
-            handle.attach()
-            handle.on_death = self.fail
-        environments = asyncio.gather(*(self._start_environment(handle) for handle in self._environment_handles))
+                self._spawn(handle, on_death=self.fail)
         try:
-            detail = await self._start(self._learner_handle, self._blocks.learner_config())
-            self._slot_fields = detail["slots"]
-            self.slots.published(0, 0)
-            await asyncio.gather(*(self._start_sampler(i) for i in range(len(self.samplers))))
-            await environments
+            environments = [self._start_environment(handle) for handle in self._environment_handles]
+            await _all(self._start_model(), *environments)
+            if self.failure is not None:  # a worker was ready, and died before the others were
+                raise self.failure
         except BaseException:
-            environments.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):  # the first error is the one to tell
-                await environments
             for handle in handles:
                 if not handle.ready:  # it has read, or may yet read, a start message whose blocks are about to go
                     handle.discard()
@@ -102,43 +97,60 @@ class ActiveRun:
         self._learner_handle.on_message = self.learner.receive
         self.environments = self._open_environments()
         self._spawn_task(self._watch())
-        if self.failure is not None:  # a worker was ready, and died before the others were
-            raise self.failure
 
-    async def _start(self, handle: WorkerHandle, config: dict[str, Any]) -> dict[str, Any]:
-        log_path = os.path.join(self._log_dir, f"{handle.role}-{handle.index}.log")
-        config = config | {"log_path": os.path.abspath(log_path)}
-        try:
-            return await handle.start(config)
-        except WorkerDied:
-            if handle not in self._reused:
-                raise
-        self._reused.discard(handle)  # it died idle, and its end was seen only now: a new one starts in its place
+    async def _start_model(self) -> None:
+        """The learner, which makes version 0, then the samplers."""
+        detail = await self._start(self._learner_handle, self._blocks.learner_config(), self.fail)
+        self._slot_fields = detail["slots"]
+        self.slots.published(0, 0)
+        await _all(*(self._start_sampler(i) for i in range(len(self.samplers))))
+
+    def _spawn(self, handle: WorkerHandle, on_death: Callable[[WorkerDied], None]) -> None:
         self._pool.spawn(handle, self._log_dir)
+        self._attach(handle, on_death)
+
+    def _attach(self, handle: WorkerHandle, on_death: Callable[[WorkerDied], None]) -> None:
         handle.attach()
-        handle.on_death = self.fail
-        return await handle.start(config)
+        handle.on_death, handle.on_error = on_death, self._broke
+
+    async def _start(
+        self, handle: WorkerHandle, config: dict[str, Any], on_death: Callable[[WorkerDied], None]
+    ) -> dict[str, Any]:
+        """Ready's detail; from then on `on_death` is told of its end, until then whoever awaits this."""
+        if self.failure is not None:  # nobody would interrupt the wait
+            raise self.failure
+        handle.on_death = _told_by_start
+        try:
+            detail = await handle.start(config, self._log_dir)
+        except WorkerDied:
+            if handle not in self._reused or self.failure is not None:
+                raise
+            self._reused.discard(handle)  # it died idle, and its end was seen only now: a new one takes its place
+            self._spawn(handle, on_death=_told_by_start)
+            detail = await handle.start(config, self._log_dir)
+        handle.on_death = on_death
+        return detail
 
     async def _start_environment(self, handle: WorkerHandle) -> None:
-        await self._start(handle, self._env.start_config(self.spec.environment_timeout))
+        await self._start(handle, self._env.start_config(self.spec.environment_timeout), self.fail)
 
     def _open_environments(self) -> EnvironmentClient:
         if not self._environment_handles:
             self._thread = EnvironmentThread(self._env.env_class, self._env.arguments, self.spec.environment_timeout)
-            client = EnvironmentClient([self._thread.send])
-            self._thread.start(client.receive)
+            client = EnvironmentClient([self._thread.send], self._broke)
+            self._thread.start(self._guarded(client.receive))
             return client
-        client = EnvironmentClient([handle.send for handle in self._environment_handles])
+        client = EnvironmentClient([handle.send for handle in self._environment_handles], self._broke)
         for handle in self._environment_handles:
             handle.on_message = client.receive
         return client
 
     async def _start_sampler(self, index: int) -> None:
         handle, client = self._sampler_handles[index], self.samplers[index]
-        requests, replies, room, fields = self._blocks.sampler_queues()
-        await self._start(handle, self._blocks.sampler_config(index, self._slot_fields) | fields)
+        requests, replies, room, fields = self._blocks.sampler_queues(index)
+        config = self._blocks.sampler_config(index, self._slot_fields) | fields
+        await self._start(handle, config, lambda error: self._sampler_died(index, error))
         handle.on_message = client.receive
-        handle.on_death = lambda error: self._sampler_died(index, error)
         client.connect(handle.send, requests, replies, room)
 
     async def close(self) -> None:
@@ -146,12 +158,17 @@ class ActiveRun:
         self.fail(RunError("The run has ended."))
         for task in list(self._tasks):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._thread is not None:
-            self._thread.close()
-        for handle in self._pool.handles:
-            handle.detach()
-        self._blocks.close()
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            # Samplers first: what they have mapped by a CUDA IPC handle must not be freed before they have let go.
+            await _all(*(handle.end_run() for handle in self._sampler_handles))
+            await self._learner_handle.end_run()
+        finally:
+            if self._thread is not None:
+                self._thread.close()
+            for handle in self._pool.handles:
+                handle.detach()
+            self._blocks.close()
 
     # --- failures ------------------------------------------------------------------------------------------------
 
@@ -169,15 +186,39 @@ class ActiveRun:
         for sampler in self.samplers:
             sampler.fail(error)
         self.learner.fail(error)
-        if hasattr(self, "environments"):
+        if self.environments is not None:
             self.environments.fail(error)
+        for handle in (self._learner_handle, *self._sampler_handles, *self._environment_handles):
+            handle.give_up(error)
         for callback in self._on_failure:
             callback(error)
 
+    def _broke(self, error: Exception) -> None:
+        """Something of the supervisor's own went wrong in a callback, where nobody waits for it."""
+        if not isinstance(error, HeadwayError):
+            cause, error = error, RunError(f"A message could not be handled: {type(error).__name__}: {error}")
+            error.__cause__ = cause
+        self.fail(error)
+
+    def _guarded(self, receive: Callable[[Message], None]) -> Callable[[Message], None]:
+        """`receive` as a callback of the loop, which would log what it raises and go on."""
+
+        def call(message: Message) -> None:
+            try:
+                receive(message)
+            except Exception as error:  # a callback of the loop is an outermost frame
+                self._broke(error)
+
+        return call
+
     def _sampler_died(self, index: int, error: WorkerDied) -> None:
-        """A dead sampler is restarted; its trajectories keep their leases, so the same versions are still there."""
+        """A dead sampler is restarted; its trajectories keep their leases, so the same versions are still there. One
+        that broke a rule is not: it would be asked the same again.
+        """
         self.samplers[index].disconnect()
-        if self.failure is None:
+        if isinstance(error, WorkerFailed):
+            self.fail(error)
+        elif self.failure is None:
             self._spawn_task(self._restart_sampler(index, error))
 
     async def _restart_sampler(self, index: int, error: WorkerDied) -> None:
@@ -190,18 +231,18 @@ class ActiveRun:
             if len(self._restarts) > MAX_RESTARTS:
                 self.fail(RunError(f"Samplers died {len(self._restarts)} times within ten minutes. The last: {error}"))
                 return
-            self._pool.spawn(handle, self._log_dir)
-            handle.attach()
+            self._spawn(handle, on_death=_told_by_start)
             self.num_restarts += 1
             self.events.log("restart", worker=handle.name, pid=handle.pid, cause=str(error))
             try:
                 await self._start_sampler(index)
                 return
+            except WorkerFailed as final:
+                self.fail(final)
             except WorkerDied as again:
                 error = again
             except RunError as late:  # not ready in time
                 self.fail(late)
-                return
 
     async def _watch(self) -> None:
         """Bounds on the waits that no process's death ends: a hung environment, a worker that stands still."""
@@ -210,7 +251,10 @@ class ActiveRun:
             await asyncio.sleep(WATCH_SECONDS)
             overdue = self.environments.overdue(timeout)
             if overdue is not None:
-                self.fail(RunError(f"An environment hangs: {overdue}, longer than environment_timeout allows."))
+                host, call = overdue
+                self.fail(RunError(f"An environment hangs: {call}, longer than environment_timeout allows."))
+                for handle in self._environment_handles[host : host + 1]:  # none when it is a thread
+                    handle.discard()  # the next run gets a new one
                 return
             for row, handle in enumerate([self._learner_handle, *self._sampler_handles]):
                 beat = self.ledger.worker(row).read()
@@ -258,3 +302,18 @@ class ActiveRun:
         self._epoch += 1
         self.ledger.write_reservations(self._epoch, reservations)
         return self._epoch
+
+
+def _told_by_start(error: WorkerDied) -> None:
+    """For a process whose `start` is awaited, or will be: that raises its death."""
+
+
+async def _all(*coroutines: Coroutine[Any, Any, None]) -> None:
+    """All of them, at once. The first error is raised when the others are cancelled and gone: none is left alone."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.errors import TrajectoryError
-from workers.messages import EnvironmentCall, EnvironmentReplies, EnvironmentReply, Environments, Message
+from pipeline.errors import RunError, TrajectoryError
+from workers.messages import EnvironmentCall, EnvironmentReplies, EnvironmentReply, Environments, Message, encode
 
 
 class EnvironmentHandle:
@@ -57,12 +57,15 @@ def _ignore(future: asyncio.Future) -> None:
 class EnvironmentClient:
     """Calls to all hosts; what is asked in one tick of the loop goes out to a host in one message."""
 
-    def __init__(self, senders: list[Callable[[Message], None]]) -> None:
+    def __init__(self, senders: list[Callable[[Message], None]], on_error: Callable[[Exception], None]) -> None:
+        """on_error gets what goes wrong where nobody waits."""
         self.num_open = [0] * len(senders)
         self._senders = senders
+        self._on_error = on_error
         self._numbers = 0
         self._outgoing: list[list[EnvironmentCall]] = [[] for _ in senders]
-        self._pending: dict[int, tuple[asyncio.Future[EnvironmentReply], EnvironmentCall, float]] = {}
+        # request -> future, call, when it was made, host
+        self._pending: dict[int, tuple[asyncio.Future[EnvironmentReply], EnvironmentCall, float, int]] = {}
         self._flush_due = False
         self._failure: Exception | None = None
 
@@ -79,7 +82,7 @@ class EnvironmentClient:
             return future
         self._numbers += 1
         record = EnvironmentCall(self._numbers, group, member, call, argument)
-        self._pending[record.request] = (future, record, time.monotonic())
+        self._pending[record.request] = (future, record, time.monotonic(), host)
         self._outgoing[host].append(record)
         if not self._flush_due:
             self._flush_due = True
@@ -90,23 +93,23 @@ class EnvironmentClient:
         """A message of a host; ignored once the run has failed."""
         if isinstance(message, EnvironmentReplies) and self._failure is None:
             for reply in message.replies:
-                future, _, _ = self._pending.pop(reply.request)
+                future, *_ = self._pending.pop(reply.request)
                 if not future.done():
                     future.set_result(reply)
 
-    def overdue(self, seconds: float) -> str | None:
-        """The oldest call that has been out for more than `seconds`, in words."""
-        for _, record, since in self._pending.values():
+    def overdue(self, seconds: float) -> tuple[int, str] | None:
+        """The oldest call that has been out for more than `seconds`: its host, and the call in words."""
+        for _, record, since, host in self._pending.values():
             age = time.monotonic() - since
             if age <= seconds:
                 return None  # calls are kept in the order they were made
-            return f"{record.call} of trajectory {record.group}.{record.member} has not come back for {age:.0f} s"
+            return host, f"{_name(record)} has not come back for {age:.0f} s"
         return None
 
     def fail(self, error: Exception) -> None:
         """The run is over: whoever waits gets `error`."""
         self._failure = error
-        for future, _, _ in self._pending.values():
+        for future, *_ in self._pending.values():
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # seen: a drop has no waiter
@@ -114,7 +117,25 @@ class EnvironmentClient:
 
     def _flush(self) -> None:
         self._flush_due = False
-        for host, calls in enumerate(self._outgoing):
+        outgoing, self._outgoing = self._outgoing, [[] for _ in self._senders]
+        for host, calls in enumerate(outgoing):
             if calls and self._failure is None:
-                self._senders[host](Environments(calls=calls))
-            self._outgoing[host] = []
+                try:
+                    self._senders[host](Environments(calls=calls))
+                except (TypeError, ValueError, OverflowError) as error:  # msgpack's, for what is no plain value
+                    names = ", ".join(map(_name, filter(_is_unencodable, calls)))
+                    self._on_error(
+                        RunError(f"What the environment is told can't be sent ({names}): {error}; use plain values.")
+                    )
+
+
+def _name(call: EnvironmentCall) -> str:
+    return f"{call.call} of trajectory {call.group}.{call.member}"
+
+
+def _is_unencodable(call: EnvironmentCall) -> bool:
+    try:
+        encode(Environments(calls=[call]), 0)
+    except (TypeError, ValueError, OverflowError):
+        return True
+    return False

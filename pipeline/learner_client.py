@@ -108,6 +108,7 @@ class LearnerClient:
     def fail(self, error: Exception) -> None:
         """The run is over: whoever waits, or asks later, gets `error`."""
         self._failure = error
+        self._outbox.fail(error)
         for future in [*self._gradients.values(), self._update]:
             if future is not None and not future.done():
                 future.set_exception(error)

@@ -6,6 +6,7 @@ The supervisor makes every block, so every block lives exactly as long as the ru
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.sampler_client import BYTES_PER_REPLY_TOKEN
 from shm.block import WRONG_LOOKING, Block
 from shm.ledger import Ledger, LedgerShape
 from shm.queue import QueueConsumer, QueueProducer
@@ -14,7 +15,6 @@ from workers.model_config import ModelConfig, layout
 REQUEST_QUEUE_BYTES = 4 << 20  # contexts on their way to one sampler
 REPLY_QUEUE_BYTES = 8 << 20  # segments on their way back, at 8 bytes a token
 BATCH_QUEUE_BYTES = 8 << 20  # rows on their way to the learner, at 16 bytes a token; larger batches go in pieces
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 LEARNER_ROW = 0  # of the ledger's worker table; samplers follow
 
 
@@ -31,6 +31,7 @@ class RunSpec:
     sampling: dict[str, Any]  # temperature, top_p, top_k, stop_ids
     optimizer: dict[str, Any]
     loss: dict[str, Any]
+    max_context_tokens: int  # of one trajectory: what the budget, the model and the KV pool all allow
     kv_tokens: int
     reply_tokens: int  # largest segment that may be asked for
     max_batch_tokens: int
@@ -59,7 +60,9 @@ class RunBlocks:
 
     def __init__(self, spec: RunSpec, run_id: int) -> None:
         self._spec = spec
+        self._run_id = run_id
         self._made: list[Block] = []
+        self._rings: dict[int, list[Block]] = {}  # of the incarnation that each sampler has now
         try:
             ledger_block = self._make("ledger", spec.ledger_shape.num_bytes)
             self._ledger_fields = _fields(ledger_block)
@@ -75,7 +78,7 @@ class RunBlocks:
             raise
 
     def _make_slots(self) -> dict[str, Any]:
-        slot_bytes = layout(self._spec.model).num_elements * DTYPE_BYTES[self._spec.dtype]
+        slot_bytes = layout(self._spec.model).num_bytes(self._spec.dtype)
         blocks = [self._make(f"slot-{i}", slot_bytes, WRONG_LOOKING) for i in range(self._spec.num_slots)]
         return {"blocks": [_fields(block) for block in blocks]}
 
@@ -95,11 +98,17 @@ class RunBlocks:
             "micro_batch_tokens": spec.micro_batch_tokens,
         }
 
-    def sampler_queues(self) -> tuple[QueueProducer, QueueConsumer, int, dict[str, Any]]:
-        """New queues for one incarnation: our ends, the room for replies in bytes, and the fields for its config."""
-        capacity = max(REPLY_QUEUE_BYTES, 4 * 8 * self._spec.reply_tokens)
+    def sampler_queues(self, index: int) -> tuple[QueueProducer, QueueConsumer, int, dict[str, Any]]:
+        """New queues for a new incarnation, in place of its predecessor's: our ends, the room for replies in bytes, and
+        the fields for its config.
+        """
+        for block in self._rings.pop(index, []):
+            block.close()
+            self._made.remove(block)
+        capacity = max(REPLY_QUEUE_BYTES, 4 * BYTES_PER_REPLY_TOKEN * self._spec.reply_tokens)
         requests = self._make("requests", REQUEST_QUEUE_BYTES, WRONG_LOOKING)
         replies = self._make("replies", capacity, WRONG_LOOKING)
+        self._rings[index] = [requests, replies]
         fields = {"requests_queue": _fields(requests), "replies_queue": _fields(replies)}
         return QueueProducer(requests.view), QueueConsumer(replies.view), capacity, fields
 
@@ -129,6 +138,7 @@ class RunBlocks:
             "dtype": spec.dtype,
             "check_weights": spec.check_weights,
             "ledger": self._ledger_fields,
+            "run_id": self._run_id,
             "ledger_shape": spec.ledger_shape.to_fields(),
         }
 

@@ -1,5 +1,6 @@
 """From the user's configs to the plain values that the processes of a run are told."""
 
+from pipeline.config import Budget
 from pipeline.errors import ConfigError
 from pipeline.run_blocks import RunSpec
 from pipeline.supervisor import Supervisor
@@ -10,16 +11,11 @@ MICRO_BATCH_TOKENS = 8192  # padded tokens that go through the learner at once
 
 
 def make_spec(model: Supervisor, config: TrainerConfig) -> RunSpec:
-    """Raises ConfigError when the budget does not fit the model."""
+    """Raises ConfigError when the budget or the slots can't be served."""
     engine = config.engine
     budget = engine.budget
-    positions = model.model_config.max_positions
-    context = min(budget.max_context_tokens, positions)
-    if budget.max_context_tokens > positions and budget.max_generated_tokens >= positions:
-        raise ConfigError(
-            f"Budget allows {budget.max_context_tokens} tokens of context and {budget.max_generated_tokens} "
-            f"generated ones, but the model has {positions} positions; lower Budget.max_context_tokens to at most that."
-        )
+    kv_tokens = model.kv_tokens(engine.schedule.concurrency, budget.max_context_tokens)
+    context = _context_tokens(budget, model.model_config.max_positions, kv_tokens)
     learner_device, sampler_devices = model.devices()
     learner_threads, sampler_threads = model.threads()
     optimizer = config.optimizer
@@ -44,8 +40,9 @@ def make_spec(model: Supervisor, config: TrainerConfig) -> RunSpec:
             "grad_clip_norm": optimizer.grad_clip_norm,
         },
         loss={"name": type(config.loss).__name__, "eps_max": config.loss.eps_max},
-        kv_tokens=model.kv_tokens(engine.schedule.concurrency, context),
-        reply_tokens=min(budget.segment_tokens, budget.max_generated_tokens),
+        max_context_tokens=context,
+        kv_tokens=kv_tokens,
+        reply_tokens=min(budget.segment_tokens, budget.max_generated_tokens, context),
         max_batch_tokens=MAX_BATCH_TOKENS,
         micro_batch_tokens=MICRO_BATCH_TOKENS,
         sampler_threads=sampler_threads,
@@ -55,3 +52,17 @@ def make_spec(model: Supervisor, config: TrainerConfig) -> RunSpec:
         environment_timeout=engine.environment_timeout,
         check_weights=model.check_weights,
     )
+
+
+def _context_tokens(budget: Budget, positions: int, kv_tokens: int) -> int:
+    """Largest context of a trajectory, so that no request can ask for more than a sampler has.
+
+    The default of Budget.max_context_tokens means as many as there are; a number of the user's own is kept or refused.
+    """
+    wanted, served = budget.max_context_tokens, min(positions, kv_tokens)
+    if wanted > served and wanted != Budget().max_context_tokens:
+        raise ConfigError(
+            f"Budget.max_context_tokens is {wanted}, but the model has {positions} positions and a sampler's KV cache "
+            f"room for {kv_tokens} tokens; use at most {served}, or leave it out to get that."
+        )
+    return min(wanted, served)

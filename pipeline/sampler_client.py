@@ -78,8 +78,10 @@ class RequestLimit:
 class SamplerClient:
     """Requests to one sampler. All of it runs in the run's loop; `connect` gives it a (new) incarnation to speak to."""
 
-    def __init__(self, index: int, limit: RequestLimit) -> None:
+    def __init__(self, index: int, limit: RequestLimit, on_error: Callable[[Exception], None]) -> None:
+        """on_error gets what goes wrong where nobody waits."""
         self.index = index
+        self._on_error = on_error
         self.num_trajectories = 0  # pinned to this sampler now
         self._limit = limit
         self._limit.wake.append(self.flush)
@@ -194,7 +196,13 @@ class SamplerClient:
         """Everything asked for in this tick of the loop goes out in one message."""
         if not self._flush_due:
             self._flush_due = True
-            asyncio.get_running_loop().call_soon(self.flush)
+            asyncio.get_running_loop().call_soon(self._flush_now)
+
+    def _flush_now(self) -> None:
+        try:
+            self.flush()
+        except Exception as error:  # a callback of the loop is an outermost frame
+            self._on_error(error)
 
     def flush(self) -> None:
         """Send what fits now: the request's context into its queue, with room for the whole of its reply reserved."""
@@ -240,4 +248,4 @@ class SamplerClient:
         assert position == IN_PIECES, "only contexts larger than a piece come here"
         self._send(Generate(requests=[request.header(position)], consumed=self._replies.consumed))
         self._large = None
-        self.flush()
+        self._flush_now()

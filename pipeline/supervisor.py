@@ -78,10 +78,11 @@ class Supervisor:
         """Slots of a run with this bound. Raises ConfigError when `slots` is too few to keep it."""
         if self.slots is None:
             return max_staleness + 2
-        if self.slots < max_staleness + 1:
+        least = max(2, max_staleness + 1)
+        if self.slots < least:
             raise ConfigError(
                 f"slots is {self.slots}, but max_staleness={max_staleness} can have {max_staleness + 1} versions "
-                f"in use at once; use at least {max_staleness + 1}."
+                f"in use at once, and an update is written beside the version it replaces; use at least {least}."
             )
         return self.slots
 
@@ -102,7 +103,7 @@ class Supervisor:
             raise RunError(
                 "A run starts processes, which die with the thread that started them: run in the main thread."
             )
-        env_processes = max(1, (os.cpu_count() or 1) // 4) if env.path is not None else 0
+        env_processes = max(1, len(os.sched_getaffinity(0)) // 4) if env.path is not None else 0
         run = ActiveRun(spec, env, self._pool, events, log_dir, max_requests, env_processes)
         self._run = run
         try:

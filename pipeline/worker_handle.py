@@ -1,25 +1,28 @@
 """One worker's place: the process that holds it now, its link, and its replacement after a death."""
 
 import asyncio
+import os
 from collections.abc import Callable
 
 import zmq
 
 from pipeline.errors import RunError
 from workers.channel import SupervisorLink
-from workers.errors import WorkerDied
-from workers.messages import Failed, Hello, Message, Ready, Start, Stop
+from workers.errors import WorkerDied, WorkerFailed
+from workers.messages import EndRun, Failed, Hello, Message, Ready, RunEnded, Start, Stop
 from workers.process import WorkerProcess
 from workers.sockets import SocketDirectory
 
 READY_SECONDS = 300.0  # bound on start-up: imports, a large model's first weights
+END_SECONDS = 10.0  # for a worker to finish what it is at and close a run's memory; then it is killed
 
 
 class WorkerHandle:
     """Starts, watches and ends one worker process; survives its incarnations.
 
-    `on_message` gets everything after Ready; `on_death(error)` is called once when the process ends unasked, after it
-    was reaped. Belongs to the main thread; within a run, to its asyncio loop.
+    `on_message` gets everything after Ready; `on_death(error)` is called once when the process ends unasked and no
+    `start` is there to raise it, after it was reaped; `on_error(error)` gets what `on_message` raises. Belongs to the
+    main thread; within a run, to its asyncio loop.
     """
 
     def __init__(self, role: str, index: int, module: str, threads: int) -> None:
@@ -31,6 +34,8 @@ class WorkerHandle:
         self._process: WorkerProcess | None = None
         self._link: SupervisorLink | None = None
         self._ready: asyncio.Future[dict] | None = None
+        self._run_ended: asyncio.Future[None] | None = None
+        self._death: WorkerDied | None = None  # of the latest incarnation
         self._hello = False
         self.ready = False  # it has answered its latest start message
         self._pending_start: Start | None = None
@@ -38,6 +43,7 @@ class WorkerHandle:
         self._watched_by: asyncio.AbstractEventLoop | None = None
         self.on_message: Callable[[Message], None] = lambda message: None
         self.on_death: Callable[[WorkerDied], None] = lambda error: None
+        self.on_error: Callable[[Exception], None] = lambda error: None
 
     @property
     def name(self) -> str:
@@ -51,19 +57,23 @@ class WorkerHandle:
     def started(self) -> bool:
         return self._process is not None
 
-    def spawn(self, context: zmq.Context, sockets: SocketDirectory, log_path: str) -> None:
+    def log_path(self, log_dir: str) -> str:
+        """Where it writes what it prints in a run with this directory for logs."""
+        return os.path.abspath(os.path.join(log_dir, f"{self.role}-{self.index}.log"))
+
+    def spawn(self, context: zmq.Context, sockets: SocketDirectory, log_dir: str) -> None:
         """Start a new incarnation; the one before must have been reaped (`discard`)."""
         self.incarnation += 1
-        self._hello, self._failed, self._pending_start = False, None, None
+        self._hello, self._failed, self._pending_start, self._death = False, None, None, None
         endpoint = sockets.endpoint(f"{self.role}-{self.index}.{self.incarnation}")
         self._link = SupervisorLink(context, endpoint, self.incarnation, self.name)
         threads = str(self._threads)
         variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        self._process = WorkerProcess(self._module, endpoint, self.incarnation, log_path, variables)
+        self._process = WorkerProcess(self._module, endpoint, self.incarnation, self.log_path(log_dir), variables)
 
     def attach(self) -> None:
         """Deliver messages and watch for the process's end in the running loop."""
-        self._link.attach(self._receive)
+        self._link.attach(self._receive, lambda error: self.on_error(error))
         self._watched_by = asyncio.get_running_loop()
         self._watched_by.add_reader(self._process.sentinel, self._ended)
 
@@ -75,10 +85,15 @@ class WorkerHandle:
         if self._link is not None:
             self._link.detach()
         self.on_message = lambda message: None
-        self.on_death = lambda error: None
+        self.on_death = self.on_error = lambda error: None
 
-    async def start(self, config: dict) -> dict:
-        """Send the run's config and wait for Ready; returns its detail. Raises WorkerDied, or RunError after a time."""
+    async def start(self, config: dict, log_dir: str) -> dict:
+        """Send the run's config and wait for Ready; returns its detail. Raises WorkerDied, also when it is dead
+        already, what `give_up` was told, or RunError after a time.
+        """
+        self._check_alive()
+        self._process.log_path = self.log_path(log_dir)
+        config = config | {"log_path": self._process.log_path}
         self.ready = False
         self._ready = asyncio.get_running_loop().create_future()
         if self._hello:
@@ -86,18 +101,34 @@ class WorkerHandle:
         else:
             self._pending_start = Start(config=config)
         try:
-            return await asyncio.wait_for(asyncio.shield(self._ready), READY_SECONDS)
+            detail = await asyncio.wait_for(asyncio.shield(self._ready), READY_SECONDS)
         except TimeoutError:
             raise RunError(
                 f"The {self.name} (pid {self.pid}) was not ready {READY_SECONDS:g} s after its start; "
-                f"see {self.log_path}."
+                f"see {self.log_path(log_dir)}."
             ) from None
         finally:
             self._ready = None
+        self._check_alive()  # it may have died right after its Ready
+        return detail
 
-    @property
-    def log_path(self) -> str:
-        return self._process.log_path if self._process is not None else ""
+    def give_up(self, error: Exception) -> None:
+        """Whoever waits in `start` gets `error`."""
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(error)
+
+    async def end_run(self) -> None:
+        """Have it close what the run has opened; a process that can't do so in END_SECONDS is killed."""
+        if not (self.started and self.ready):
+            return
+        self._run_ended = asyncio.get_running_loop().create_future()
+        self._link.send(EndRun())
+        try:
+            await asyncio.wait_for(self._run_ended, END_SECONDS)
+        except TimeoutError:
+            self.discard()
+        finally:
+            self._run_ended = None
 
     def send(self, message: Message) -> None:
         """Messages to a process that is down are dropped: whoever asked is told by `on_death`."""
@@ -143,6 +174,9 @@ class WorkerHandle:
             self.ready = True
             if self._ready is not None and not self._ready.done():
                 self._ready.set_result(message.detail)
+        elif isinstance(message, RunEnded):
+            if self._run_ended is not None and not self._run_ended.done():
+                self._run_ended.set_result(None)
         elif self._ready is None:  # while a new run's Ready is awaited, what comes belongs to the run before
             self.on_message(message)
 
@@ -152,14 +186,21 @@ class WorkerHandle:
         process.wait(5.0)
         self._link.drain()
         if self._failed is not None:
-            error = WorkerDied(f"The {self.name} stopped: {self._failed.why}")
+            kind = WorkerFailed if self._failed.is_final else WorkerDied
+            error = kind(f"The {self.name} stopped: {self._failed.why}")
         else:
             said = process.last_words()
             words = f" Its last words: {said}" if said else ""
             error = WorkerDied(f"The {self.name} (pid {process.pid}) {process.describe_end()}.{words}")
-        ready = self._ready
+        ready, self._death = self._ready, error
+        if self._run_ended is not None and not self._run_ended.done():
+            self._run_ended.set_result(None)
         self.discard()
         if ready is not None and not ready.done():
             ready.set_exception(error)
         else:
             on_death(error)
+
+    def _check_alive(self) -> None:
+        if self._process is None:
+            raise self._death or WorkerDied(f"The {self.name} is not running.")

@@ -1,7 +1,6 @@
 """The processes of one Supervisor: started at the first run, used again by later ones, ended with it."""
 
 import contextlib
-import os
 import signal
 import threading
 import time
@@ -35,11 +34,11 @@ class WorkerPool:
         return list(self._handles.values())
 
     def spawn(self, handle: WorkerHandle, log_dir: str) -> None:
-        """Start a process for `handle`. Its log is `<role>-<index>.log`."""
+        """Start a process for `handle`."""
         if self._sockets is None:
             self._sockets = SocketDirectory()
             self._context = zmq.Context()
-        handle.spawn(self._context, self._sockets, os.path.join(log_dir, f"{handle.role}-{handle.index}.log"))
+        handle.spawn(self._context, self._sockets, log_dir)
 
     def close(self) -> None:
         """Ask all to end, wait, kill what is left, remove the socket directory. Idempotent.
@@ -51,13 +50,16 @@ class WorkerPool:
             self._close()
 
     def _close(self) -> None:
-        for handle in self.handles:
-            handle.detach()
-            handle.ask_to_stop()
         deadline = time.monotonic() + STOP_SECONDS
-        for handle in self.handles:
-            handle.wait(max(0.0, deadline - time.monotonic()))
-            handle.discard()
+        # Learners last: memory that samplers have mapped by a CUDA IPC handle must not be freed before they are gone.
+        for last in (False, True):
+            handles = [handle for handle in self.handles if (handle.role == "learner") is last]
+            for handle in handles:
+                handle.detach()
+                handle.ask_to_stop()
+            for handle in handles:
+                handle.wait(max(0.0, deadline - time.monotonic()))
+                handle.discard()
         self._handles.clear()
         if self._context is not None:
             self._context.destroy(linger=0)

@@ -86,13 +86,16 @@ class SupervisorLink:
         self._socket.bind(endpoint)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_message: Callable[[Message], None] | None = None
+        self._on_error: Callable[[Exception], None] | None = None
         self._recheck: asyncio.Handle | None = None
 
-    def attach(self, on_message: Callable[[Message], None]) -> None:
-        """Deliver messages from now on, in the running loop."""
+    def attach(self, on_message: Callable[[Message], None], on_error: Callable[[Exception], None]) -> None:
+        """Deliver messages from now on, in the running loop. `on_error` gets what a message's decoding or delivery
+        raises: raised in the loop's callback it would be lost. The messages behind it are delivered all the same.
+        """
         self.detach()
         self._loop = asyncio.get_running_loop()
-        self._on_message = on_message
+        self._on_message, self._on_error = on_message, on_error
         self._loop.add_reader(self._socket.getsockopt(zmq.FD), self._drain)
         self._look_again()
 
@@ -103,7 +106,7 @@ class SupervisorLink:
                 self._loop.remove_reader(self._socket.getsockopt(zmq.FD))
             if self._recheck is not None:
                 self._recheck.cancel()
-        self._loop = self._on_message = self._recheck = None
+        self._loop = self._on_message = self._on_error = self._recheck = None
 
     def send(self, message: Message) -> None:
         """Never blocks. With no worker at the other end (it is gone, or not up yet) the message is dropped: of its
@@ -141,6 +144,10 @@ class SupervisorLink:
                 data = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            incarnation, message = decode(data)
-            if incarnation == self.incarnation:
-                self._on_message(message)
+            on_error = self._on_error
+            try:
+                incarnation, message = decode(data)
+                if incarnation == self.incarnation:
+                    self._on_message(message)
+            except Exception as error:  # this callback is an outermost frame
+                on_error(error)

@@ -15,5 +15,9 @@ class WorkerDied(HeadwayError, RuntimeError):
     """A worker process ended; the message holds its role, pid, how it ended and its last words."""
 
 
+class WorkerFailed(WorkerDied):
+    """It ended itself over a broken rule, which its successor would meet as well."""
+
+
 class NonFiniteError(HeadwayError, ArithmeticError):
     """A loss or gradient is not finite; no parameter and no slot has been touched."""

@@ -16,9 +16,21 @@ from shm.errors import GateError
 from shm.gate import refusal
 from shm.ledger import Activity, State
 from shm.queue import QueueConsumer
-from workers.attach import Attachments
+from workers.attach import Attachments, next_config
 from workers.channel import WorkerChannel
-from workers.messages import Consumed, ForwardBackward, GradientsDone, OptimStep, Payload, Published, Ready, Start, Stop
+from workers.messages import (
+    Consumed,
+    EndRun,
+    ForwardBackward,
+    GradientsDone,
+    Message,
+    OptimStep,
+    Payload,
+    Published,
+    Ready,
+    Start,
+    Stop,
+)
 from workers.packing import TrainingRows
 from workers.training import Trainee
 from workers.transfer import Inbox
@@ -34,9 +46,10 @@ def serve(channel: WorkerChannel, config: dict[str, Any]) -> dict[str, Any] | No
         learner = Learner(channel, config, attached)
         learner.publish(version=0, slot=0)
         channel.send(Ready(detail={"slots": learner.exported_slots}))
-        return learner.loop()
+        ending = learner.loop()
     finally:
         attached.close()
+    return next_config(channel, ending)
 
 
 class Learner:
@@ -49,7 +62,7 @@ class Learner:
         self._row.introduce(os.getpid(), channel.incarnation)
         self._row.beat(Activity.STARTING)
         batches = attached.block("batches_queue")
-        self._inbox = Inbox(QueueConsumer(batches.view), batches.num_bytes)
+        self._inbox = Inbox(QueueConsumer(batches.view))
         self._slots = attached.open_slots()  # before anything else takes device memory
         self._with_checksum: bool = config["check_weights"]
         self._groups_per_step: int = config["groups_per_step"]
@@ -70,7 +83,8 @@ class Learner:
         """How samplers open the slots: as given on the CPU, as IPC handles on CUDA."""
         return self._slots.description()
 
-    def loop(self) -> dict[str, Any] | None:
+    def loop(self) -> Message:
+        """Serve; returns the message that ends the run."""
         num_updates = 0
         while True:
             self._row.beat(Activity.IDLE, num_updates)
@@ -78,10 +92,8 @@ class Learner:
             if message is None:
                 continue
             self._row.beat(Activity.BUSY, num_updates)
-            if isinstance(message, Stop):
-                return None
-            if isinstance(message, Start):
-                return message.config
+            if isinstance(message, Stop | Start | EndRun):
+                return message
             if isinstance(message, Payload):
                 self._inbox.add_piece(message)
                 self._channel.send(Consumed(consumed=self._inbox.consumed))
@@ -107,7 +119,11 @@ class Learner:
         self._batch_versions += np.unique(rows.versions[rows.versions >= 0]).tolist()
         version = self._ledger.policy_version()
         metrics = self._trainee.forward_backward(
-            rows, version=version, zero_gradients=message.zero_gradients, batch=message.batch
+            rows,
+            version=version,
+            zero_gradients=message.zero_gradients,
+            batch=message.batch,
+            beat=lambda: self._row.beat(Activity.BUSY),
         )
         self._channel.send(GradientsDone(batch=message.batch, metrics=metrics, consumed=self._inbox.consumed))
 

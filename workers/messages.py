@@ -3,8 +3,8 @@
 A message on the wire is the array `[PROTOCOL, incarnation, kind, field, field, …]`; `incarnation` counts the starts of
 the worker at the other end, so a late message of a dead predecessor is told apart. Records inside a message
 (`GenerateRequest`, …) are arrays too. Bulk data (token ids, log-probs) does not travel here: a field `position`, with a
-length, names where it lies in the sender's shared-memory queue (`shm/queue.py`), and `consumed` on every message gives
-back what its sender has read from the queue the other way. Nothing received is ever unpickled or executed.
+length, names where it lies in the sender's shared-memory queue (`shm/queue.py`); `consumed` gives back what its sender
+has read from the queue the other way. Nothing received is ever unpickled or executed.
 """
 
 from dataclasses import dataclass, field, fields
@@ -111,17 +111,19 @@ class Ready(Message):
 
 @dataclass(slots=True)
 class Failed(Message):
-    """Worker → supervisor, last: why it ends, in one sentence; `details` (a trace) goes to the log."""
+    """Worker → supervisor, last: why it ends, in one sentence; `details` (a trace) goes to the log.
+
+    is_final: a rule was broken, so its successor would end the same way.
+    """
 
     why: str
     details: str
+    is_final: bool
 
 
 @dataclass(slots=True)
 class Stop(Message):
     """Supervisor → worker: end now, in order."""
-
-    consumed: int = 0
 
 
 @dataclass(slots=True)
@@ -137,7 +139,16 @@ class Payload(Message):
 
     position: int
     length: int
-    consumed: int = 0
+
+
+@dataclass(slots=True)
+class EndRun(Message):
+    """Supervisor → worker: the run is over; close what its start message named, answer, and wait for the next start."""
+
+
+@dataclass(slots=True)
+class RunEnded(Message):
+    """Worker → supervisor: nothing of the run is open any more."""
 
 
 @dataclass(slots=True)
@@ -180,7 +191,6 @@ class ForwardBackward(Message):
     position: int
     length: int
     zero_gradients: bool
-    consumed: int = 0
 
 
 @dataclass(slots=True)
@@ -208,7 +218,6 @@ class OptimStep(Message):
     epoch: int
     lr: float
     gradient_scale: float
-    consumed: int = 0
 
 
 @dataclass(slots=True)
@@ -244,6 +253,8 @@ KINDS: dict[int, type[Message]] = {
     5: Stop,
     6: Consumed,
     7: Payload,
+    8: EndRun,
+    9: RunEnded,
     10: Generate,
     11: Release,
     12: Segments,

@@ -6,7 +6,6 @@ holds a lease on that slot until it says `Release`, so the weights are used in p
 """
 
 import os
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,22 @@ from shm.errors import WeightsError
 from shm.ledger import Activity, Ledger, State
 from shm.queue import QueueConsumer, QueueProducer
 from shm.weights import WeightSlots
-from workers.attach import DTYPES, Attachments
+from workers.attach import DTYPES, Attachments, next_config
 from workers.channel import WorkerChannel
-from workers.engine import Engine, EngineRequest
-from workers.messages import Generate, GenerateRequest, Message, Payload, Ready, Release, Segment, Segments, Start, Stop
+from workers.engine import Engine, EngineRequest, FinishedSegment
+from workers.messages import (
+    EndRun,
+    Generate,
+    GenerateRequest,
+    Message,
+    Payload,
+    Ready,
+    Release,
+    Segment,
+    Segments,
+    Start,
+    Stop,
+)
 from workers.model import bind_weights
 from workers.transfer import Inbox
 
@@ -32,10 +43,11 @@ def serve(channel: WorkerChannel, config: dict[str, Any]) -> dict[str, Any] | No
     attached = Attachments(config)
     try:
         sampler = Sampler(channel, config, attached)
-        channel.send(Ready(detail={"memory_bytes": sampler.engine.kv_bytes}))
-        return sampler.loop()
+        channel.send(Ready(detail={}))
+        ending = sampler.loop()
     finally:
         attached.close()
+    return next_config(channel, ending)
 
 
 class Sampler:
@@ -49,13 +61,13 @@ class Sampler:
         self._row.introduce(os.getpid(), channel.incarnation)
         self._row.beat(Activity.STARTING)
         requests = attached.block("requests_queue")
-        self._inbox = Inbox(QueueConsumer(requests.view), requests.num_bytes)
+        self._inbox = Inbox(QueueConsumer(requests.view))
         self._replies = QueueProducer(attached.block("replies_queue").view)
         self._slots: WeightSlots = attached.open_slots()
         self._device = torch.device(config["device"])
         self._check_weights: bool = config["check_weights"]
         self._slot_of_version: dict[int, int] = {}
-        self._num_live: Counter[int] = Counter()  # requests of each version that are with the engine
+        self._live: dict[int, int] = {}  # requests that are with the engine -> their version
         sampling = config["sampling"]
         self.engine = Engine(
             attached.model,
@@ -70,16 +82,15 @@ class Sampler:
             dtype=DTYPES[config["dtype"]],
         )
 
-    def loop(self) -> dict[str, Any] | None:
+    def loop(self) -> Message:
+        """Serve; returns the message that ends the run."""
         num_segments = 0
         while True:
             self._row.beat(Activity.BUSY if self.engine.has_work else Activity.IDLE, num_segments)
             message = self._channel.receive(0.0 if self.engine.has_work else HEARTBEAT_SECONDS)
             while message is not None:
-                if isinstance(message, Stop):
-                    return None
-                if isinstance(message, Start):
-                    return message.config
+                if isinstance(message, Stop | Start | EndRun):
+                    return message
                 self._take(message)
                 message = self._channel.receive(0.0)
             if self.engine.has_work:
@@ -103,8 +114,10 @@ class Sampler:
         elif isinstance(message, Payload):
             self._inbox.add_piece(message)
         elif isinstance(message, Release):
-            for group, member in message.trajectories:
-                self.engine.release(group, member)
+            released = [self.engine.release(group, member) for group, member in message.trajectories]
+            cancelled = [self._nothing(request) for request in released if request is not None]
+            if cancelled:
+                self._send(cancelled)
             for version in message.versions:
                 if self._slot_of_version.pop(version, None) is not None:
                     self.engine.drop_version(version)
@@ -113,7 +126,7 @@ class Sampler:
         if request.version not in self._slot_of_version:
             self._bind(request.version, request.slot)
         tokens = np.frombuffer(self._inbox.take(request.position, 4 * request.num_tokens), dtype=np.int32)
-        self._num_live[request.version] += 1
+        self._live[request.request] = request.version
         self.engine.add(
             EngineRequest(
                 request=request.request,
@@ -142,17 +155,22 @@ class Sampler:
 
     def _verify_weights(self) -> None:
         """The checksum mode of the tests: every slot that is computed with holds exactly what was published there."""
-        for version in self._num_live:
+        for version in set(self._live.values()):
             slot = self._slot_of_version[version]
             found = self._ledger.slot(slot)
             if found.version != version or found.checksum != self._slots.checksum(slot):
                 raise WeightsError(f"Slot {slot} no longer holds version {version} as published: torn weights.")
 
-    def _send(self, finished: list) -> None:
+    def _nothing(self, request: int) -> FinishedSegment:
+        """What answers a request that its trajectory's end has cancelled: its room and its place are free again."""
+        tokens, logprobs = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32)
+        return FinishedSegment(request, self._live[request], tokens, logprobs, 0, False, 0.0, 0.0)
+
+    def _send(self, finished: list[FinishedSegment]) -> None:
         """Room for each reply was reserved with its request, so the write never waits."""
         segments = []
         for segment in finished:
-            self._num_live[segment.version] -= 1
+            del self._live[segment.request]
             position = self._replies.write(segment.tokens, segment.logprobs)
             segments.append(
                 Segment(
@@ -166,5 +184,4 @@ class Sampler:
                     queue_seconds=segment.queue_seconds,
                 )
             )
-        self._num_live += Counter()  # drops those at zero
         self._channel.send(Segments(segments=segments, consumed=self._inbox.consumed))

@@ -67,7 +67,9 @@ def sweep(base: str) -> list[str]:
 
 
 def _remove_if_old(path: str) -> None:
-    """A directory without a lock whose maker was killed before it made one."""
+    """A directory without a lock whose maker was killed before it made one. What holds anything else is not ours."""
     with contextlib.suppress(OSError):
         if time.time() - os.stat(path).st_mtime > UNFINISHED_SECONDS:
+            if os.listdir(path) == ["lock.new"]:
+                os.unlink(os.path.join(path, "lock.new"))
             os.rmdir(path)

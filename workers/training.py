@@ -4,6 +4,7 @@ Master weights and gradients are two flat float32 buffers; the model's parameter
 views of the other, so that clipping and AdamW are a few operators however many tensors the model has.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -88,13 +89,19 @@ class Trainee:
         )
 
     def forward_backward(
-        self, rows: TrainingRows, version: int, zero_gradients: bool, batch: int | None = None
+        self,
+        rows: TrainingRows,
+        version: int,
+        zero_gradients: bool,
+        batch: int | None = None,
+        beat: Callable[[], None] = lambda: None,
     ) -> dict[str, float]:
         """Add the gradient of the rows' loss to `flat_grad` (from zero if `zero_gradients`), and measure them.
 
-        version: the learner's; it tells which tokens are of age 0. batch only names the batch in errors. Raises
-        RowsError for rows that break their rules, and NonFiniteError for a loss that is not finite: the gradients are
-        then void, the parameters and the optimizer as before.
+        version: the learner's; it tells which tokens are of age 0. batch only names the batch in errors. beat
+        is called before each micro-batch: a sign of life. Raises RowsError for rows that break their rules, and
+        NonFiniteError for a loss that is not finite: the gradients are then void, the parameters and the optimizer as
+        before.
         """
         rows.check(self.config.vocab_size, self.config.max_positions)
         if zero_gradients or not self._has_gradients:
@@ -102,6 +109,7 @@ class Trainee:
         forward, backward = Stopwatch(self.device), Stopwatch(self.device)
         num_tokens, sources, results = 0, [], []
         for micro_batch in micro_batches(rows, self._micro_batch_tokens):
+            beat()
             num_tokens += len(micro_batch.tokens)
             sources.append(micro_batch.sources)
             with torch.set_grad_enabled(micro_batch.needs_gradient):

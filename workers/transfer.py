@@ -24,6 +24,7 @@ class Outbox:
         self._send = send
         self._name = name
         self._room = asyncio.Event()
+        self._failure: Exception | None = None
 
     def room(self) -> int:
         return self._producer.room()
@@ -36,6 +37,11 @@ class Outbox:
         self._producer.release(consumed)
         self._room.set()
 
+    def fail(self, error: Exception) -> None:
+        """Nobody will read any more: whoever waits for room gets `error`."""
+        self._failure = error
+        self._room.set()
+
     def write(self, *parts: Any) -> int:
         """Write parts that fit as they are (`room`, `largest_piece`); returns their position."""
         return self._producer.write(*parts)
@@ -43,8 +49,8 @@ class Outbox:
     async def put(self, *parts: Any) -> int:
         """Write the parts end to end and return their position, or IN_PIECES.
 
-        Waits for room, at most ROOM_SECONDS; then QueueError. The message that names the position must be sent before
-        the next put.
+        Waits for room, at most ROOM_SECONDS; then QueueError. Raises what `fail` was told. The message
+        that names the position must be sent before the next put.
         """
         length = sum(memoryview(part).nbytes for part in parts)
         if length <= self.largest_piece:
@@ -59,6 +65,8 @@ class Outbox:
 
     async def _wait_for_room(self, length: int) -> None:
         while self._producer.room() < length:
+            if self._failure is not None:
+                raise self._failure
             self._room.clear()
             try:
                 await asyncio.wait_for(self._room.wait(), ROOM_SECONDS)
@@ -71,9 +79,8 @@ class Outbox:
 class Inbox:
     """A worker's receiving end."""
 
-    def __init__(self, consumer: QueueConsumer, capacity: int) -> None:
+    def __init__(self, consumer: QueueConsumer) -> None:
         self._consumer = consumer
-        self._report_after = capacity // 8
         self._reported = 0
         self._pieces: list[bytes | bytearray] = []
 
@@ -98,6 +105,6 @@ class Inbox:
 
     def report(self) -> Consumed | None:
         """A message of its own, when enough was read since the last one that the sender may be waiting."""
-        if self._consumer.consumed - self._reported < self._report_after:
+        if not self._consumer.overdue(self._reported):
             return None
         return Consumed(consumed=self.consumed)

@@ -21,7 +21,7 @@ from workers.errors import ChannelError
 from workers.messages import Failed, Hello, Start, Stop
 
 PR_SET_PDEATHSIG = 1
-START_SECONDS = 120.0  # bound on the wait for the supervisor's first word
+START_SECONDS = 600.0  # bound on the wait for a start message; a sampler's comes when the learner is ready
 
 # serve(channel, config) runs one run and returns the next run's config, or None to end.
 Serve = Callable[[WorkerChannel, dict[str, Any]], dict[str, Any] | None]
@@ -70,6 +70,8 @@ def main() -> None:
         config = wait_for_start(channel, module)
         while config is not None:
             log_to(config["log_path"])
+            gc.unfreeze()
+            gc.collect()  # what the run before has left
             gc.freeze()  # imports and models stay for good: collections need not walk them again and again
             config = serve(channel, config)
     except Exception as error:  # the outermost frame: report, then exit
@@ -77,7 +79,7 @@ def main() -> None:
         trace = traceback.format_exc()
         print(trace, file=sys.stderr, flush=True)
         why = str(error) if isinstance(error, HeadwayError) else f"{type(error).__name__}: {error}"
-        channel.send(Failed(why=why, details=trace))
+        channel.send(Failed(why=why, details=trace, is_final=isinstance(error, HeadwayError)))
     channel.close()
     sys.stdout.flush()
     sys.stderr.flush()

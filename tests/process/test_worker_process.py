@@ -68,7 +68,7 @@ def exchange(link, until, *sent):
             if isinstance(message, until) and not future.done():
                 future.set_result(message)
 
-        link.attach(take)
+        link.attach(take, future.set_exception)
         for message in sent:
             link.send(message)
         try:

@@ -76,7 +76,7 @@ def collect(link, count, act=lambda: None):
             if len(received) == count:
                 enough.set()
 
-        link.attach(take)
+        link.attach(take, take)
         act()
         try:
             await asyncio.wait_for(enough.wait(), SECONDS)
@@ -125,7 +125,7 @@ def test_answers_during_delivery_are_delivered_too(link, channel):
             link.send(Consumed(consumed=message.consumed))
             channel.send(Consumed(consumed=channel.receive(SECONDS).consumed + 1))
 
-        link.attach(take)
+        link.attach(take, take)
         channel.send(Consumed(consumed=0))
         await asyncio.wait_for(done.wait(), SECONDS)
         link.detach()
@@ -187,7 +187,7 @@ def test_closed_link_refuses_and_leaves_no_file(link, endpoint):
 
 def test_last_words_are_handed_over_by_close(link, endpoint):
     channel = WorkerChannel(endpoint, 3)
-    sent = [Failed(why=f"{number}", details="x" * 10_000) for number in range(50)]
+    sent = [Failed(why=f"{number}", details="x" * 10_000, is_final=False) for number in range(50)]
     for message in sent:
         channel.send(message)
     channel.close()

@@ -21,19 +21,19 @@ EXAMPLES = [
     messages.Hello(role="sampler", pid=4321),
     messages.Start(config={"seed": 3, "nested": {"list": [1, 2.5, None, "ä"]}, "raw": b"\x00\xff"}),
     messages.Ready(detail={"slots": {"num_slots": 4}}),
-    messages.Failed(why="No room.", details="Traceback …"),
-    messages.Stop(consumed=5),
+    messages.Failed(why="No room.", details="Traceback …", is_final=True),
+    messages.Stop(),
     messages.Consumed(consumed=2**40),
-    messages.Payload(position=3, length=17, consumed=5),
+    messages.Payload(position=3, length=17),
+    messages.EndRun(),
+    messages.RunEnded(),
     messages.Generate(requests=[REQUEST, REQUEST._replace(request=8)], consumed=5),
     messages.Release(trajectories=[[4, 2], [-1, 0]], versions=[3], consumed=5),
     messages.Segments(segments=[SEGMENT], consumed=5),
-    messages.ForwardBackward(
-        batch=1, num_rows=2, num_tokens=30, position=-1, length=500, zero_gradients=False, consumed=5
-    ),
+    messages.ForwardBackward(batch=1, num_rows=2, num_tokens=30, position=-1, length=500, zero_gradients=False),
     messages.GradientsDone(batch=1, metrics={"train/loss": -0.5}, consumed=5),
     messages.OptimStep(
-        batch=1, from_version=3, to_version=4, slot=2, groups=[4, 5], epoch=9, lr=1e-3, gradient_scale=0.125, consumed=5
+        batch=1, from_version=3, to_version=4, slot=2, groups=[4, 5], epoch=9, lr=1e-3, gradient_scale=0.125
     ),
     messages.Published(version=4, slot=2, metrics={"train/grad_norm": 1.5}, consumed=5),
     messages.Environments(calls=[CALL]),
@@ -59,7 +59,7 @@ def test_every_kind_arrives_as_it_was_sent(message):
 
 
 def test_records_arrive_as_named_tuples():
-    _, generate = decode(encode(EXAMPLES[7], 0))
+    _, generate = decode(encode(EXAMPLES[9], 0))
     assert [type(request) for request in generate.requests] == [messages.GenerateRequest] * 2
     assert generate.requests[1].request == 8
     _, replies = decode(encode(EXAMPLES[-1], 0))
@@ -69,7 +69,7 @@ def test_records_arrive_as_named_tuples():
 
 def test_whole_numbers_are_taken_for_floats():
     """A peer may write 1.0 as 1; a learning rate of 1 is one."""
-    message = EXAMPLES[12]
+    message = EXAMPLES[14]
     content = msgpack.unpackb(encode(message, 1))[3:]
     content[6] = 1
     assert decode(wire(message, fields=content))[1].lr == 1
@@ -88,9 +88,9 @@ def test_whole_numbers_are_taken_for_floats():
         (wire(fields=["sampler", 1, 2]), "Hello message has 3 fields, not 2"),
         (wire(fields=["sampler", "1"]), "Hello.pid is '1', which is of the wrong type"),
         (wire(fields=[None, 1]), "Hello.role is None"),
-        (wire(EXAMPLES[7], fields=[[[1, 2]], 0]), "GenerateRequest record is .* not an array of 9 fields"),
-        (wire(EXAMPLES[7], fields=[[5], 0]), "GenerateRequest record is 5"),
-        (wire(EXAMPLES[7], fields=[{}, 0]), "Generate.requests is {}"),
+        (wire(EXAMPLES[9], fields=[[[1, 2]], 0]), "GenerateRequest record is .* not an array of 9 fields"),
+        (wire(EXAMPLES[9], fields=[[5], 0]), "GenerateRequest record is 5"),
+        (wire(EXAMPLES[9], fields=[{}, 0]), "Generate.requests is {}"),
         (wire(EXAMPLES[-1], fields=[[[9, {}, [["guess", 0.5]], 0.75, None]]]), "ToolRecord record is"),
         (wire(EXAMPLES[-1], fields=[[[9, {}, 3, 0.75, None]]]), "EnvironmentReply"),
         (b"", "no msgpack"),

@@ -21,7 +21,7 @@ class FakeSampler:
     def __init__(self, client, request_bytes=REQUEST_BYTES, reply_bytes=REPLY_BYTES):
         requests, replies = (memoryview(bytearray(size)) for size in (request_bytes, reply_bytes))
         self.client = client
-        self.inbox = Inbox(QueueConsumer(requests), request_bytes)
+        self.inbox = Inbox(QueueConsumer(requests))
         self.replies = QueueProducer(replies)
         self.open = {}  # request number -> GenerateRequest
         self.contexts = {}  # request number -> token ids
@@ -58,6 +58,10 @@ class FakeSampler:
             self.client.receive(report)
 
 
+def _raise(error):
+    raise error
+
+
 async def tick():
     for _ in range(3):
         await asyncio.sleep(0)
@@ -82,7 +86,7 @@ def run(test):
 
 @pytest.fixture
 def client():
-    return SamplerClient(0, RequestLimit(1000))
+    return SamplerClient(0, RequestLimit(1000), _raise)
 
 
 def test_request_and_answer_carry_everything(client):
@@ -115,7 +119,7 @@ def test_what_is_asked_in_one_tick_goes_in_one_message(client):
 
 
 def test_oldest_admission_goes_first_then_the_oldest_request():
-    client = SamplerClient(0, RequestLimit(1))
+    client = SamplerClient(0, RequestLimit(1), _raise)
 
     async def test():
         sampler = FakeSampler(client)
@@ -206,7 +210,7 @@ def test_large_context_goes_in_pieces_while_the_others_wait_behind_it(client):
 
 def test_no_more_requests_are_out_than_allowed_over_all_samplers():
     limit = RequestLimit(3)
-    clients = [SamplerClient(index, limit) for index in range(2)]
+    clients = [SamplerClient(index, limit, _raise) for index in range(2)]
 
     async def test():
         samplers = [FakeSampler(client) for client in clients]
@@ -305,7 +309,7 @@ def test_releases_go_before_the_requests_of_the_same_tick(client):
 
 
 def test_failure_reaches_everyone_who_waits_and_frees_the_limit():
-    client = SamplerClient(0, RequestLimit(2))
+    client = SamplerClient(0, RequestLimit(2), _raise)
     error = RunError("It is over.")
 
     async def test():

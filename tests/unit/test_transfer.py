@@ -10,7 +10,7 @@ from workers import transfer
 from workers.messages import Consumed, Payload
 from workers.transfer import IN_PIECES, Inbox, Outbox
 
-CAPACITY = 64  # bytes; the largest piece is 16, a report is due after 8
+CAPACITY = 64  # bytes; the largest piece is 16, a report is due after 16
 
 
 class Pair:
@@ -21,7 +21,7 @@ class Pair:
         self.producer = QueueProducer(view)
         self.sent = []
         self.outbox = Outbox(self.producer, self.sent.append, "sampler 0")
-        self.inbox = Inbox(QueueConsumer(view), CAPACITY)
+        self.inbox = Inbox(QueueConsumer(view))
 
     def take_pieces(self):
         """Let the worker read the pieces sent so far; returns their lengths."""
@@ -110,11 +110,11 @@ def test_pieces_that_do_not_add_up_are_an_error(pair):
         pair.inbox.take(IN_PIECES, 4)
 
 
-def test_report_is_due_after_an_eighth_of_the_ring_and_once(pair):
-    pair.inbox.take(pair.producer.write(bytes(7)), 7)
+def test_report_is_due_after_a_quarter_of_the_ring_and_once(pair):
+    pair.inbox.take(pair.producer.write(bytes(15)), 15)
     assert pair.inbox.report() is None
     pair.inbox.take(pair.producer.write(bytes(1)), 1)
-    assert pair.inbox.report() == Consumed(consumed=8)
+    assert pair.inbox.report() == Consumed(consumed=16)
     assert pair.inbox.report() is None
 
 
