@@ -14,8 +14,9 @@ def make_spec(model: Supervisor, config: TrainerConfig) -> RunSpec:
     """Raises ConfigError when the budget or the slots can't be served."""
     engine = config.engine
     budget = engine.budget
-    kv_tokens = model.kv_tokens(engine.schedule.concurrency, budget.max_context_tokens)
-    context = _context_tokens(budget, model.model_config.max_positions, kv_tokens)
+    positions = model.model_config.max_positions
+    kv_tokens = model.kv_tokens(engine.schedule.concurrency, min(budget.max_context_tokens, positions))
+    context = _context_tokens(budget, positions, kv_tokens)
     learner_device, sampler_devices = model.devices()
     learner_threads, sampler_threads = model.threads()
     optimizer = config.optimizer

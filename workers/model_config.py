@@ -139,6 +139,6 @@ TINY = ModelConfig(
     num_heads=4,
     num_kv_heads=2,
     head_dim=16,
-    intermediate_size=192,
+    intermediate_size=128,
     max_positions=1024,
 )

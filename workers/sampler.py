@@ -40,14 +40,18 @@ HEARTBEAT_SECONDS = 0.25  # how long an idle sampler listens before it beats aga
 def serve(channel: WorkerChannel, config: dict[str, Any]) -> dict[str, Any] | None:
     """One run; returns the next one's config, or None when told to stop."""
     torch.set_num_threads(config["threads"])
+    return next_config(channel, _serve_run(channel, config))
+
+
+def _serve_run(channel: WorkerChannel, config: dict[str, Any]) -> Message:
+    """To the message that ends the run. A function of its own: with its variables goes what maps the run's memory."""
     attached = Attachments(config)
     try:
         sampler = Sampler(channel, config, attached)
         channel.send(Ready(detail={}))
-        ending = sampler.loop()
+        return sampler.loop()
     finally:
         attached.close()
-    return next_config(channel, ending)
 
 
 class Sampler:

@@ -222,3 +222,32 @@ def test_send_to_a_dead_process_drops(link, endpoint, tmp_path):
     for _ in range(1000):
         link.send(Stop())  # does not raise, does not block
     link.close()
+
+
+def test_error_in_a_delivery_is_handed_over_and_the_messages_behind_it_still_come(link, channel):
+    """One message can't be decoded, one is not taken by its receiver."""
+    errors, received = [], []
+
+    async def run():
+        done = asyncio.Event()
+
+        def take(message):
+            if message.consumed == 2:
+                raise KeyError("two")
+            received.append(message.consumed)
+            if message.consumed == 3:
+                done.set()
+
+        link.attach(take, errors.append)
+        channel.send(Consumed(consumed=1))
+        channel._socket.send(b"no message")
+        for number in (2, 3):
+            channel.send(Consumed(consumed=number))
+        try:
+            await asyncio.wait_for(done.wait(), SECONDS)
+        finally:
+            link.detach()
+
+    asyncio.run(run())
+    assert received == [1, 3]
+    assert [type(error) for error in errors] == [MessageError, KeyError]

@@ -112,3 +112,17 @@ def test_sweep_leaves_what_is_not_its_own(base):
     os.symlink(os.path.join(base, "other"), os.path.join(base, "headway-link"))
     assert sweep(base) == []
     assert sorted(os.listdir(base)) == ["headway-file", "headway-link", "headway-new", "other"]
+
+
+def test_directory_whose_maker_was_killed_before_its_lock_had_a_name_is_removed_when_old(base):
+    left, kept = os.path.join(base, "headway-left"), os.path.join(base, "headway-kept")
+    for path in (left, kept):
+        os.mkdir(path)
+        open(os.path.join(path, "lock.new"), "x").close()
+    open(os.path.join(kept, "results"), "x").close()  # no socket directory at all
+    sweep(base)
+    assert os.path.isdir(left)  # it may be in the making
+    for path in (left, kept):
+        os.utime(path, (0, 0))
+    sweep(base)
+    assert os.listdir(base) == ["headway-kept"] and sorted(os.listdir(kept)) == ["lock.new", "results"]

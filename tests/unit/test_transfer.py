@@ -142,3 +142,16 @@ def test_any_length_arrives_through_a_ring_that_wraps(pair, length):
 
     asyncio.run(asyncio.wait_for(transfer(), 30))
     assert pair.outbox.room() == CAPACITY
+
+
+def test_waiting_put_ends_at_once_when_the_reader_is_dead(pair):
+    async def transfer():
+        waiting = asyncio.ensure_future(pair.outbox.put(bytes(100)))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert len(pair.sent) == 4 and not waiting.done()
+        pair.outbox.fail(RuntimeError("It is dead."))
+        await waiting
+
+    with pytest.raises(RuntimeError, match="It is dead"):
+        asyncio.run(asyncio.wait_for(transfer(), 30))

@@ -1,0 +1,240 @@
+"""Workers that die or refuse at awkward moments, two samplers at once, and what a run's end leaves in idle workers."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+from running import audit, events_of, make_trainer
+
+import pipeline as rl
+from pipeline.tasks import guess
+from pipeline.worker_handle import READY_SECONDS, WorkerHandle
+from workers.errors import WorkerDied
+from workers.messages import Hello, Ready
+from workers.worker_main import START_SECONDS
+
+ROWS = guess.train_rows(0)
+SECONDS = 60.0  # bound on every wait
+
+
+def kill(pid):
+    """SIGKILL, and wait for the end without reaping it: the sentinel has fired when this returns."""
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
+def train(trainer, steps, act=None):
+    """Steps of a run within SECONDS; `act(step)` is awaited after each."""
+
+    async def collect():
+        numbers = []
+        async for step in trainer.run(ROWS, steps=steps):
+            numbers.append(step.n)
+            if act is not None:
+                await act(step)
+        return numbers
+
+    return asyncio.run(asyncio.wait_for(collect(), SECONDS))
+
+
+def test_worker_waits_longer_for_its_start_than_the_learner_may_take():
+    assert START_SECONDS > READY_SECONDS
+
+
+def test_two_samplers_share_the_work_and_one_may_be_killed(tmp_path):
+    with rl.Supervisor(device="cpu", samplers=2, check_weights=True) as model:
+
+        async def act(step):
+            if step.n == 3:
+                kill(model._run._sampler_handles[1].pid)
+
+        assert train(make_trainer(model, tmp_path / "run"), 8, act) == list(range(1, 9))
+    assert len(events_of(tmp_path / "run", "restart")) == 1
+    samplers = [event["sampler"] for event in events_of(tmp_path / "run", "started")]
+    assert min(samplers.count(0), samplers.count(1)) >= len(samplers) // 4
+    assert audit(tmp_path / "run") == 0
+
+
+def test_sampler_that_dies_while_the_learner_still_starts_ends_the_run_at_once(tmp_path, monkeypatch):
+    """The learner is halted, so that its Ready can never come."""
+    receive = WorkerHandle._receive
+
+    def kill_at_hello(handle, message):
+        if isinstance(message, Hello) and handle.role == "sampler":
+            os.kill(model._pool._handles[("learner", 0)].pid, signal.SIGSTOP)
+            kill(handle.pid)
+        receive(handle, message)
+
+    monkeypatch.setattr(WorkerHandle, "_receive", kill_at_hello)
+    with rl.Supervisor(device="cpu") as model:
+        with pytest.raises(WorkerDied, match=r"sampler 0 \(pid \d+\) was killed by SIGKILL"):
+            train(make_trainer(model, tmp_path / "run"), 1)
+
+
+def die_with_ready(monkeypatch, incarnation):
+    """The sampler's incarnation is dead when its Ready is delivered, and both are seen in one tick."""
+    receive = WorkerHandle._receive
+
+    def die(handle, message):
+        receive(handle, message)
+        if isinstance(message, Ready) and handle.role == "sampler" and handle.incarnation == incarnation:
+            kill(handle.pid)
+            handle._ended()
+
+    monkeypatch.setattr(WorkerHandle, "_receive", die)
+
+
+def test_death_in_the_tick_of_ready_ends_the_start(tmp_path, monkeypatch):
+    die_with_ready(monkeypatch, incarnation=0)
+    with rl.Supervisor(device="cpu") as model:
+        with pytest.raises(WorkerDied, match=r"sampler 0 \(pid \d+\) was killed by SIGKILL"):
+            train(make_trainer(model, tmp_path / "run"), 1)
+
+
+def test_death_in_the_tick_of_ready_of_a_restart_is_followed_by_another(tmp_path, monkeypatch):
+    die_with_ready(monkeypatch, incarnation=1)
+    with rl.Supervisor(device="cpu") as model:
+
+        async def act(step):
+            if step.n == 1:
+                kill(model._run._sampler_handles[0].pid)
+
+        assert train(make_trainer(model, tmp_path / "run"), 4, act) == [1, 2, 3, 4]
+    assert len(events_of(tmp_path / "run", "restart")) == 2
+    assert audit(tmp_path / "run") == 0
+
+
+def test_learner_killed_while_a_batch_larger_than_its_ring_is_sent_ends_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.run_blocks.BATCH_QUEUE_BYTES", 1024)
+    with rl.Supervisor(device="cpu") as model:
+
+        async def act(step):
+            if step.n == 1:
+                run = model._run
+                os.kill(run._learner_handle.pid, signal.SIGSTOP)  # it reads no more: the next batch gets stuck
+                asyncio.get_running_loop().create_task(kill_when_stuck(run))
+
+        async def kill_when_stuck(run):
+            while run.learner._outbox.room() >= 256:
+                await asyncio.sleep(0.01)
+            kill(run._learner_handle.pid)
+
+        with pytest.raises(WorkerDied, match=r"learner 0 \(pid \d+\) was killed by SIGKILL"):
+            train(make_trainer(model, tmp_path / "run"), 5, act)
+    assert audit(tmp_path / "run") == 0
+
+
+def ask(run, group, max_tokens):
+    version = run.version
+    return run.samplers[0].generate(
+        priority=0,
+        group=group,
+        member=0,
+        version=version,
+        slot=run.slots.lease(version),
+        context=[1, 2, 3],
+        max_tokens=max_tokens,
+        generated=0,
+    )
+
+
+def test_request_that_no_sampler_can_serve_ends_the_run_once(tmp_path):
+    with rl.Supervisor(device="cpu") as model:
+
+        async def act(step):
+            if step.n == 1:
+                ask(model._run, group=10**6, max_tokens=100_000).add_done_callback(lambda future: future.exception())
+
+        with pytest.raises(WorkerDied, match="The sampler 0 stopped: Request .* needs 100002 tokens"):
+            train(make_trainer(model, tmp_path / "run"), 5, act)
+    assert events_of(tmp_path / "run", "restart") == []
+
+
+def test_request_whose_trajectory_is_released_gives_its_room_and_place_back(tmp_path):
+    with rl.Supervisor(device="cpu") as model:
+
+        async def act(step):
+            if step.n != 1:
+                return
+            run = model._run
+            pid = run._sampler_handles[0].pid
+            os.kill(pid, signal.SIGSTOP)  # so that the release comes before the request is served
+            try:
+                future = ask(run, group=10**6, max_tokens=500)
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                number = max(run.samplers[0]._sent)
+                assert run.samplers[0]._sent[number].group == 10**6
+                run.samplers[0].release(10**6, 0)
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            segment = await asyncio.wait_for(future, SECONDS)
+            assert (segment.tokens, segment.logprobs, segment.stopped) == ([], [], False)
+            assert number not in run.samplers[0]._sent
+            run.release(segment.version)
+
+        assert train(make_trainer(model, tmp_path / "run"), 3, act) == [1, 2, 3]
+
+
+def mapped_blocks(pid):
+    with open(f"/proc/{pid}/maps", encoding="utf-8") as maps:
+        return [line.split("memfd:")[1].strip() for line in maps if "/memfd:headway" in line]
+
+
+def test_idle_workers_hold_no_memory_of_the_run_before(tmp_path):
+    with rl.Supervisor(device="cpu", samplers=2) as model:
+        seen = []
+
+        async def act(step):
+            seen.append([len(mapped_blocks(handle.pid)) for handle in handles()])
+
+        def handles():
+            return [handle for handle in model._pool.handles if handle.role in ("learner", "sampler")]
+
+        train(make_trainer(model, tmp_path / "first"), 1, act)
+        pids = [handle.pid for handle in handles()]
+        assert len(pids) == 3 and min(seen[0]) > 0
+        assert [mapped_blocks(pid) for pid in pids] == [[], [], []]
+        train(make_trainer(model, tmp_path / "second"), 1)
+        assert [handle.pid for handle in handles()] == pids  # they were used again
+
+
+def test_hung_environment_process_is_replaced_for_the_next_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.active_run.GRACE_SECONDS", 0.0)
+    with rl.Supervisor(device="cpu") as model:
+        hanging = make_trainer(model, tmp_path / "hangs", env="process_envs:Hanging", timeout=0.5)
+        with pytest.raises(rl.RunError, match="An environment hangs: turn of trajectory"):
+            train(hanging, 1)
+        assert train(make_trainer(model, tmp_path / "next", env="process_envs:HeldGuess", arguments=held(tmp_path)), 1)
+    assert audit(tmp_path / "next") == 0
+
+
+def held(tmp_path):
+    return {"directory": str(tmp_path)}
+
+
+def test_error_in_the_delivery_of_a_message_ends_the_run(tmp_path):
+    with rl.Supervisor(device="cpu") as model:
+
+        async def act(step):
+            if step.n == 1:
+                model._run._learner_handle.on_message = lambda message: {}["no such key"]
+
+        with pytest.raises(rl.RunError, match="A message could not be handled: KeyError: 'no such key'"):
+            train(make_trainer(model, tmp_path / "run"), 5, act)
+
+
+def test_last_words_of_a_worker_that_is_used_again_are_of_its_present_run(tmp_path):
+    with rl.Supervisor(device="cpu") as model:
+        train(make_trainer(model, tmp_path / "first"), 1)
+
+        async def act(step):
+            log = tmp_path / "second" / "logs" / "learner-0.log"
+            log.write_text("said in the second run\n")
+            kill(model._run._learner_handle.pid)
+
+        with pytest.raises(WorkerDied, match="said in the second run"):
+            train(make_trainer(model, tmp_path / "second"), 5, act)

@@ -1,0 +1,66 @@
+"""What a run's processes are told: a context that every sampler can hold, enough slots."""
+
+from dataclasses import replace
+
+import pytest
+
+import pipeline as rl
+from pipeline import supervisor
+from pipeline.run_spec import make_spec
+from pipeline.tasks import guess
+from workers.model_config import TINY
+
+
+def spec(model=None, *, budget=None, concurrency=64, max_staleness=2):
+    model = model or rl.Supervisor(device="cpu")
+    engine = rl.RolloutEngine(
+        model, env=guess.Guess, schedule=rl.Schedule(concurrency=concurrency), budget=budget or rl.Budget()
+    )
+    trainer = rl.AsyncTrainer(
+        engine=engine,
+        loss=rl.CISPO(normalize="token"),
+        completion=rl.GroupCompletion(mode="wait"),
+        optimizer=rl.Adam(lr=1e-3),
+        groups_per_step=2,
+        group_size=2,
+        max_staleness=max_staleness,
+    )
+    return make_spec(model, trainer.config)
+
+
+def test_default_context_is_what_the_model_has():
+    made = spec()
+    assert made.max_context_tokens == TINY.max_positions == 1024
+    assert made.kv_tokens == 64 * 1024 and made.reply_tokens == 1024
+
+
+def test_context_of_the_users_own_is_kept():
+    made = spec(budget=rl.Budget(max_context_tokens=128))
+    assert (made.max_context_tokens, made.kv_tokens, made.reply_tokens) == (128, 64 * 128, 128)
+
+
+def test_context_beyond_the_positions_is_refused():
+    assert spec(budget=rl.Budget(max_context_tokens=1024)).max_context_tokens == 1024
+    with pytest.raises(
+        rl.ConfigError, match=r"max_context_tokens is 1025, but the model has 1024 positions.*most 1024"
+    ):
+        spec(budget=rl.Budget(max_context_tokens=1025))
+
+
+def test_context_beyond_the_kv_cache_is_refused_and_the_default_is_cut_to_it(monkeypatch):
+    chat = rl.Supervisor(device="cpu").chat
+    config = replace(TINY, vocab_size=chat.vocab_size, max_positions=4096)
+    monkeypatch.setattr(
+        supervisor, "KV_BYTES", 2000 * 2 * config.num_layers * config.num_kv_heads * config.head_dim * 4
+    )
+    model = rl.Supervisor(device="cpu", model_config=config)
+    assert spec(model).max_context_tokens == spec(model).kv_tokens == 2000
+    with pytest.raises(rl.ConfigError, match="room for 2000 tokens; use at most 2000"):
+        spec(model, budget=rl.Budget(max_context_tokens=2001))
+
+
+@pytest.mark.parametrize("max_staleness, least", [(0, 2), (1, 2), (2, 3)])
+def test_too_few_slots_are_refused(max_staleness, least):
+    assert spec(rl.Supervisor(device="cpu", slots=least), max_staleness=max_staleness).num_slots == least
+    with pytest.raises(rl.ConfigError, match=f"slots is {least - 1}, .*; use at least {least}"):
+        spec(rl.Supervisor(device="cpu", slots=least - 1), max_staleness=max_staleness)
