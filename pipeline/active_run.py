@@ -128,6 +128,7 @@ class ActiveRun:
             self._reused.discard(handle)  # it died idle, and its end was seen only now: a new one takes its place
             self._spawn(handle, on_death=_told_by_start)
             detail = await handle.start(config, self._log_dir)
+        self._reused.discard(handle)  # it serves this run now: its death is a death in this run
         handle.on_death = on_death
         return detail
 

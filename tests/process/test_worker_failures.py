@@ -238,3 +238,18 @@ def test_last_words_of_a_worker_that_is_used_again_are_of_its_present_run(tmp_pa
 
         with pytest.raises(WorkerDied, match="said in the second run"):
             train(make_trainer(model, tmp_path / "second"), 5, act)
+
+
+def test_every_restart_of_a_sampler_that_is_used_again_is_counted(tmp_path, monkeypatch):
+    """Killed, and again in the tick of its new Ready: two restarts, as for a sampler of the first run."""
+    with rl.Supervisor(device="cpu") as model:
+        train(make_trainer(model, tmp_path / "first"), 1)
+        die_with_ready(monkeypatch, incarnation=1)
+
+        async def act(step):
+            if step.n == 1:
+                kill(model._run._sampler_handles[0].pid)
+
+        assert train(make_trainer(model, tmp_path / "second"), 4, act) == [1, 2, 3, 4]
+    assert len(events_of(tmp_path / "second", "restart")) == 2
+    assert audit(tmp_path / "second") == 0
