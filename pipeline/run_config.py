@@ -45,7 +45,15 @@ COMMON: dict[str, Any] = {"groups_per_step": 8, "group_size": 8, "normalize": "t
 
 # Per task, beside the budget that the task itself names: how it learns best.
 RECIPES: dict[str, dict[str, Any]] = {
-    "guess": {"steps": 400, "lr": 2e-3, "max_context_tokens": 128},
+    "guess": {
+        "steps": 600,
+        "advantage": "group_std",  # keeps rare guesses alive: see docs/decisions.md
+        "lr": 1e-3,
+        "lr_warmup": 10,
+        "lr_floor": 0.1,
+        "grad_clip_norm": 1.0,
+        "max_context_tokens": 64,
+    },
 }
 
 

@@ -1,6 +1,6 @@
 """`guess`: find a secret number in few guesses; a tool answers each guess with higher, lower or correct.
 
-Binary search finds 15 of 16 numbers in 4 guesses; guessing blindly finds about one in five. Rows carry `number` and
+Binary search finds all of 16 numbers in 5 guesses; guessing blindly finds about one in five. Rows carry `number` and
 `seed`; every number occurs in training and among the held-out rows, which differ in their seeds: a number that was
 never rewarded in training is unlearned, and holding it out would measure that.
 """
@@ -15,7 +15,7 @@ from pipeline.rendering import TerseChat
 from pipeline.tasks.latency import parse_latency
 
 NUM_NUMBERS = 16
-NUM_GUESSES = 4
+NUM_GUESSES = 5
 
 # The tiny model's format, all of it. A turn is one word: a number calls the tool and ends the turn, any other word
 # is a call that can't be read; the tool's message then says so, and the guess is spent.

@@ -57,30 +57,32 @@ def test_answers_say_where_the_secret_lies():
     assert reply.result == {"messages": None, "reward": 1.0}
 
 
-def test_the_fourth_guess_still_counts_and_the_fifth_never_comes():
-    assert play(7, ["1", "2", "3", "7"])[1].result == {"messages": None, "reward": 1.0}
-    assert play(7, ["1", "2", "3", "4", "7"])[1].result == {"messages": None, "reward": 0.0}
+def test_the_last_guess_still_counts_and_the_next_never_comes():
+    assert play(7, ["1", "2", "3", "4", "7"])[1].result == {"messages": None, "reward": 1.0}
+    assert play(7, ["1", "2", "3", "4", "5", "7"])[1].result == {"messages": None, "reward": 0.0}
+    assert play(7, ["1", "2", "7"], guesses=2)[1].result == {"messages": None, "reward": 0.0}
 
 
-def test_binary_search_finds_fifteen_of_sixteen():
+@pytest.mark.parametrize(("guesses", "expected"), [(4, 15.0), (5, 16.0)])
+def test_binary_search_finds_as_many_as_it_can(guesses, expected):
     found = 0
     for number in range(1, 17):
         low, high, turns = 1, 16, []
         while low <= high:
             middle = (low + high) // 2
             turns.append(str(middle))
-            low, high = (low, middle - 1) if number < middle else (middle + 1, high)
             if middle == number:
                 break
-        found += play(number, turns + ["1"] * 4)[1].result["reward"]
-    assert found == 15.0
+            low, high = (low, middle - 1) if number < middle else (middle + 1, high)
+        found += play(number, turns + ["1"] * 5, guesses=guesses)[1].result["reward"]
+    assert found == expected
 
 
 def test_a_turn_without_a_number_costs_a_guess_and_is_answered():
     text, reply = play(7, ["higher", "find", "lower", "7"])
     assert reply.result["reward"] == 1.0
     assert text.count("error: what") == 3
-    assert play(7, ["", "", "", "", "7"])[1].result["reward"] == 0.0
+    assert play(7, ["", "", "", "", "", "7"])[1].result["reward"] == 0.0
 
 
 def test_a_malformed_call_is_recorded_as_a_tool_error():
