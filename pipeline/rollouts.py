@@ -10,7 +10,7 @@ import hashlib
 import heapq
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.active_run import ActiveRun
@@ -78,6 +78,8 @@ class Rollouts:
         self.evaluated: asyncio.Queue[Group | BaseException] = asyncio.Queue()
         self.counters = SamplingCounters()
         self._config = engine.config
+        # What the user allows, and model and KV pool can hold: beyond it a trajectory ends with cause `context`.
+        self._budget = replace(engine.config.budget, max_context_tokens=run.spec.max_context_tokens)
         self._run = run
         self._chat = chat
         self._rows = rows
@@ -170,7 +172,7 @@ class Rollouts:
 
         loop = TrajectoryLoop(
             trajectory,
-            self._config.budget,
+            self._budget,
             self._chat,
             environment,
             begin,

@@ -115,12 +115,14 @@ def play(weights, config, games, seed, chat):
 
 
 def loss_of(weights, config, games, group_size, eps_max=6.0):
-    """CISPO with group-centred advantages, averaged over the batch's generated tokens; scalar."""
+    """CISPO with group-centred, standardised advantages, averaged over the batch's generated tokens; scalar."""
     logits = forward(weights, config, pad([game.ids for game in games]))
     rows, places, tokens, advantages, behaviour = [], [], [], [], []
     for index, game in enumerate(games):
         members = games[index - index % group_size :][:group_size]
-        advantage = game.reward - sum(one.reward for one in members) / group_size
+        mean = sum(one.reward for one in members) / group_size
+        deviation = math.sqrt(sum((one.reward - mean) ** 2 for one in members) / group_size)
+        advantage = (game.reward - mean) / max(deviation, 1e-8)
         for t in range(1, len(game.ids)):
             if game.generated[t]:
                 rows.append(index)

@@ -21,7 +21,7 @@ def published_weights(model: rl.Supervisor) -> np.ndarray:
 
 def test_sync_mode_gives_the_tokens_losses_and_weights_of_a_plain_loop(tmp_path):
     rows = guess.train_rows(0)
-    optimizer = rl.Adam(lr=1e-3, grad_clip_norm=1.0)
+    optimizer = rl.Adam(lr=8e-4, grad_clip_norm=1.0, schedule=rl.Cosine(warmup=10, floor=0.1))  # as in run.py's recipe
     seen, losses, weights = [], [], []
 
     with rl.Supervisor(device="cpu", check_weights=True) as model:
@@ -34,6 +34,7 @@ def test_sync_mode_gives_the_tokens_losses_and_weights_of_a_plain_loop(tmp_path)
                 seed=3,
             ),
             optimizer=optimizer,
+            advantage=rl.GroupCentered(standardize=True),
             loss=rl.CISPO(normalize="token"),
             completion=rl.GroupCompletion(mode="wait"),
             groups_per_step=8,
@@ -58,7 +59,7 @@ def test_sync_mode_gives_the_tokens_losses_and_weights_of_a_plain_loop(tmp_path)
         steps=STEPS,
         groups_per_step=8,
         group_size=8,
-        lr=[optimizer.lr] * STEPS,
+        lr=[optimizer.lr * (step + 1) / 10 for step in range(STEPS)],
         beta1=optimizer.beta1,
         beta2=optimizer.beta2,
         eps=optimizer.eps,

@@ -143,9 +143,11 @@ def test_initial_weights_depend_on_the_seed_alone():
 def test_initial_weights_keep_variances_whatever_the_width():
     config = replace(TINY, num_layers=8, qkv_bias=True)
     named = bind_weights(init_flat(config, seed=0), config).named
-    for name in ("embed", "layers.3.qkv", "layers.3.out", "layers.3.down"):
-        inputs = named[name].shape[1]
-        assert named[name].std().item() == pytest.approx(inputs**-0.5, rel=0.05), name
+    for name in ("layers.3.qkv", "layers.3.gate_up"):
+        assert named[name].std().item() == pytest.approx(config.hidden_size**-0.5, rel=0.05), name
+    assert named["embed"].std().item() == pytest.approx(0.1, rel=0.05)
+    assert named["layers.3.out"].std().item() == pytest.approx(0.2, rel=0.05)
+    assert named["layers.3.down"].std().item() == pytest.approx(0.2, rel=0.05)
     assert (named["layers.3.mlp_norm"] == 1).all() and (named["final_norm"] == 1).all()
     assert (named["layers.3.qkv_bias"] == 0).all()
 
