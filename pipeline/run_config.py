@@ -46,9 +46,9 @@ COMMON: dict[str, Any] = {"groups_per_step": 8, "group_size": 8, "normalize": "t
 # Per task, beside the budget that the task itself names: how it learns best.
 RECIPES: dict[str, dict[str, Any]] = {
     "guess": {
-        "steps": 700,
+        "steps": 900,
         "advantage": "group_std",  # keeps rare guesses alive: see docs/decisions.md
-        "lr": 8e-4,
+        "lr": 6e-4,
         "lr_warmup": 10,
         "lr_floor": 0.1,
         "grad_clip_norm": 1.0,

@@ -76,8 +76,8 @@ def init_flat(config: ModelConfig, seed: int) -> Tensor:
     """Random weights, float32 [num_elements] on the CPU; the same for a seed whatever else has drawn random numbers.
 
     Matrices are normal with deviation 1/sqrt(inputs) (LeCun), which keeps variances through a layer whatever its width;
-    EMBEDDING_STD and RESIDUAL_STD (what writes to the residual stream) are what a search over `guess` found to learn most
-    reliably. Norms start at 1, biases at 0. A tiny model learns from its first rewards only if its layers say something
+    EMBEDDING_STD and RESIDUAL_STD (what writes to the residual stream) are what a search over `guess` found to learn
+    best. Norms start at 1, biases at 0. A tiny model learns from its first rewards only if its layers say something
     at the start: with the 0.02 of large models it learned far more slowly (docs/decisions.md).
     """
     flat = torch.zeros(layout(config).num_elements, dtype=torch.float32)
