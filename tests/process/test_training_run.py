@@ -93,10 +93,13 @@ def test_run_whose_metrics_cannot_be_written_has_failed(model, tmp_path, monkeyp
     assert audit(tmp_path / "run") == 0
 
 
-def test_first_batch_is_on_policy_and_sampler_and_learner_agree(model, tmp_path):
-    trainer = make_trainer(model, tmp_path / "run", max_staleness=0)
-    steps = rl.run(trainer, ROWS, steps=3)
-    for step in steps:  # synchronous: every batch has age 0
+@pytest.mark.parametrize("max_staleness", [0, 2])
+def test_first_batch_is_on_policy_and_sampler_and_learner_agree(model, tmp_path, max_staleness):
+    options = {"groups_per_step": 8, "group_size": 8, "max_staleness": max_staleness}
+    steps = rl.run(make_trainer(model, tmp_path / "run", **options), ROWS, steps=3)
+    on_policy = steps if max_staleness == 0 else steps[:1]  # synchronous: every batch has age 0
+    for step in on_policy:
+        assert step.metrics["staleness/span_age_max"] == 0
         assert step.metrics["mismatch/max_abs_logprob"] <= 1e-5
         assert step.metrics["importance/ratio_max"] == pytest.approx(1.0, abs=1e-5)
         assert step.metrics["importance/ratio_mean"] == pytest.approx(1.0, abs=1e-5)
