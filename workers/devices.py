@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from shm.errors import HeadwayError
 
 DEVICES = ("auto", "cpu", "cuda")
+SAMPLERS_PER_CORE = 4  # each is a process of its own, with torch loaded
 
 
 class DeviceError(HeadwayError, ValueError):
@@ -31,11 +32,11 @@ def resolve_devices(
     if samplers is not None and (isinstance(samplers, bool) or not isinstance(samplers, int) or samplers < 1):
         raise DeviceError(f"samplers is {samplers!r}; it counts sampler processes, so it must be at least 1.")
     if device == "cpu":
-        return "cpu", samplers or 1
+        return "cpu", _cpu_samplers(samplers)
     num_gpus = count_gpus() if num_gpus is None else num_gpus
     cuda_build = torch_has_cuda() if cuda_build is None else cuda_build
     if device == "auto" and not (num_gpus and cuda_build):
-        return "cpu", samplers or 1
+        return "cpu", _cpu_samplers(samplers)
     if num_gpus == 0:
         raise DeviceError("device is cuda, but this machine shows no NVIDIA GPU; use cpu, or auto.")
     if not cuda_build:
@@ -49,6 +50,17 @@ def resolve_devices(
             "beside the learner on a single GPU, else one on each GPU but the learner's; ask for fewer."
         )
     return "cuda", samplers or most
+
+
+def _cpu_samplers(samplers: int | None) -> int:
+    """One unless asked for more; far more than there are cores is a slip, and would bring the machine down."""
+    most = SAMPLERS_PER_CORE * len(os.sched_getaffinity(0))
+    if samplers is not None and samplers > most:
+        raise DeviceError(
+            f"samplers is {samplers}, but {SAMPLERS_PER_CORE} per core, {most} here, are the most that help on the "
+            "CPU; ask for fewer."
+        )
+    return samplers or 1
 
 
 def sampler_device(index: int, num_gpus: int) -> str:

@@ -69,3 +69,10 @@ def test_impossible_devices_are_refused(device, samplers, num_gpus, part):
 def test_a_sampler_shares_the_only_gpu():
     assert sampler_device(0, 1) == "cuda:0"
     assert [sampler_device(i, 3) for i in range(2)] == ["cuda:1", "cuda:2"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+def test_far_more_samplers_than_cores_are_refused_on_the_cpu(device):
+    with pytest.raises(DeviceError, match=r"samplers is 100000, but 4 per core"):
+        resolve_devices(device, 100_000, num_gpus=0, cuda_build=False)
+    assert resolve_devices(device, 2, num_gpus=0, cuda_build=False) == ("cpu", 2)
