@@ -86,12 +86,12 @@ KNOWN = {name: OWN.get(name) or OPTIONS[name] for name in NAMES}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the comparison; returns its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if {"--help", "-h"} & set(arguments):
-        print(help_text())
-        return 0
     try:
-        with run_root(plan := parse(arguments)) as root:
-            compare(plan, root)
+        if {"--help", "-h"} & set(arguments):
+            print(help_text())
+        else:
+            with run_root(plan := parse(arguments)) as root:
+                compare(plan, root)
         sys.stdout.flush()
         return 0
     except ConfigError as error:

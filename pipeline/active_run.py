@@ -164,6 +164,10 @@ class ActiveRun:
             # Samplers first: what they have mapped by a CUDA IPC handle must not be freed before they have let go.
             await _all(*(handle.end_run() for handle in self._sampler_handles))
             await self._learner_handle.end_run()
+        except BaseException:  # cut short, as by a loop that is being closed: who has not let go of the memory, goes
+            for handle in self._pool.handles:
+                handle.discard()
+            raise
         finally:
             if self._thread is not None:
                 self._thread.close()

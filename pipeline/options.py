@@ -152,7 +152,7 @@ def build(values: Mapping[str, Any]) -> RunConfig:
         optimizer=Adam(**parts[Adam], schedule=Cosine(**parts[Cosine]) if parts[Cosine] else None),
         advantage=advantage_named(values.get("advantage", "group")),
         loss=CISPO(**parts[CISPO]),
-        completion=GroupCompletion(mode="wait"),
+        completion=GroupCompletion(mode="wait", min_members=min(2, values["group_size"])),
         **parts[TrainerConfig],
     )
     run = parts[RunConfig] | {"device": device, "samplers": samplers}

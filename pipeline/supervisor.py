@@ -1,7 +1,10 @@
 """Supervisor: the model, and the processes that sample from it and train it."""
 
+import asyncio
 import os
 import threading
+import time
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +19,7 @@ from pipeline.worker_pool import WorkerPool
 from workers.devices import count_gpus, resolve_devices, sampler_device
 from workers.model_config import TINY, ModelConfig
 
+EARLIER_RUN_SECONDS = 10.0  # what a new run waits for the end of the one before
 KV_BYTES = 1 << 30  # most that a sampler on the CPU spends on its KV pool
 
 
@@ -47,6 +51,8 @@ class Supervisor:
         self.slots = slots
         self.check_weights = check_weights
         self._pool = WorkerPool()
+        # For a script that uses no `with`: at its exit, or when nobody holds this object any more.
+        weakref.finalize(self, self._pool.close)
         self._run: ActiveRun | None = None
 
     def __enter__(self) -> "Supervisor":
@@ -97,8 +103,11 @@ class Supervisor:
         self, spec: RunSpec, env: EnvSource, events: EventLog, log_dir: str, max_requests: int
     ) -> ActiveRun:
         """Start a run's processes, or use them again. One run at a time, from the main thread."""
-        if self._run is not None:
-            raise RunError("This Supervisor is in a run already; wait for its end, or use a second Supervisor.")
+        deadline = time.monotonic() + EARLIER_RUN_SECONDS
+        while self._run is not None:  # a run whose loop the caller has left may be ending just now
+            if time.monotonic() > deadline:
+                raise RunError("This Supervisor is in a run already; wait for its end, or use a second Supervisor.")
+            await asyncio.sleep(0.01)
         if threading.current_thread() is not threading.main_thread():
             raise RunError(
                 "A run starts processes, which die with the thread that started them: run in the main thread."
@@ -115,5 +124,7 @@ class Supervisor:
 
     async def end_run(self, run: ActiveRun) -> None:
         """The processes stay, idle; the run's shared memory goes."""
-        self._run = None
-        await run.close()
+        try:
+            await run.close()
+        finally:
+            self._run = None

@@ -191,11 +191,16 @@ class AsyncTrainer:
             raise
         finally:
             loop, self._loop, self._opening = self._loop, None, False
-            if rollouts is not None:
-                await rollouts.stop()
-            if run is not None:
-                await model.end_run(run)
-            self._log_end(events, scheduler, loop, status)
+            # Nested, for a cancellation may come in here too: asyncio.run cancels what its coroutine has left behind.
+            try:
+                if rollouts is not None:
+                    await rollouts.stop()
+            finally:
+                try:
+                    if run is not None:
+                        await model.end_run(run)
+                finally:
+                    self._log_end(events, scheduler, loop, status)
 
     async def _unless_stopped(self, opening: Coroutine[Any, Any, ActiveRun]) -> ActiveRun:
         """The opened run; Stopped, with nothing left of it, when a stop is asked for first."""

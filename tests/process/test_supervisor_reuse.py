@@ -114,3 +114,28 @@ def test_error_of_the_users_own_code_ends_the_run_and_the_next_one_is_whole(mode
     assert (end["status"], end["steps"]) == ("failed", 0) and audit(tmp_path / "refused") == 0
     assert len(rl.run(make_trainer(model, tmp_path / "next"), ROWS, steps=2)) == 2
     assert audit(tmp_path / "next") == 0
+
+
+def test_run_may_begin_as_soon_as_the_caller_has_left_the_loop_of_another(model, tmp_path):
+    """`break` leaves the generator to asyncio, which closes it a little later."""
+
+    async def train():
+        async for _ in make_trainer(model, tmp_path / "left").run(ROWS, steps=20):
+            break
+        return [step.n async for step in make_trainer(model, tmp_path / "next").run(ROWS, steps=2)]
+
+    assert asyncio.run(train()) == [1, 2]
+    assert audit(tmp_path / "left") == audit(tmp_path / "next") == 0
+
+
+def test_run_whose_loop_was_left_in_a_loop_that_closed_leaves_the_supervisor_free(model, tmp_path):
+    """asyncio.run cancels the generator's end when the coroutine that left it has returned."""
+
+    async def leave(trainer):
+        async for _ in trainer.run(ROWS, steps=20):
+            break
+
+    left = make_trainer(model, tmp_path / "left")
+    asyncio.run(leave(left))
+    assert len(rl.run(make_trainer(model, tmp_path / "next"), ROWS, steps=2)) == 2
+    assert audit(tmp_path / "left") == audit(tmp_path / "next") == 0
