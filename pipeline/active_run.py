@@ -1,6 +1,7 @@
 """A run that is under way: its shared memory, its workers, and what connects them. The first failure ends all of it."""
 
 import asyncio
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -137,7 +138,12 @@ class ActiveRun:
 
     def _open_environments(self) -> EnvironmentClient:
         if not self._environment_handles:
-            self._thread = EnvironmentThread(self._env.env_class, self._env.arguments, self.spec.environment_timeout)
+            self._thread = EnvironmentThread(
+                self._env.env_class,
+                self._env.arguments,
+                self.spec.environment_timeout,
+                os.path.join(self._log_dir, "environment-thread.log"),
+            )
             client = EnvironmentClient([self._thread.send], self._broke)
             self._thread.start(self._guarded(client.receive))
             return client

@@ -24,7 +24,9 @@ from workers.messages import EnvironmentCall, EnvironmentReply
 
 GRACE_SECONDS = 5.0  # what a cancelled call has to end in, before it is answered without it
 
-_log = logging.getLogger("headway.environment")
+LOGGER = "headway.environment"  # what users' code raises, with its trace
+
+_log = logging.getLogger(LOGGER)
 
 
 class _Refused(Exception):

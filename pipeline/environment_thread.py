@@ -6,11 +6,12 @@ It answers the same calls as an environment process. A call that never returns c
 
 import asyncio
 import functools
+import logging
 import threading
 from collections.abc import Callable
 
 from pipeline.env import Env
-from pipeline.environment_host import EnvironmentHost
+from pipeline.environment_host import LOGGER, EnvironmentHost
 from workers.messages import EnvironmentReplies, EnvironmentReply, Environments, Message
 
 CLOSE_SECONDS = 10.0
@@ -19,7 +20,7 @@ CLOSE_SECONDS = 10.0
 class EnvironmentThread:
     """One host on a loop of its own; replies are handed to `receive` in the run's loop, batched per tick."""
 
-    def __init__(self, env_class: type[Env], arguments: dict, timeout: float) -> None:
+    def __init__(self, env_class: type[Env], arguments: dict, timeout: float, log_path: str) -> None:
         self._env_class = env_class
         self._arguments = arguments
         self._timeout = timeout
@@ -27,11 +28,14 @@ class EnvironmentThread:
         self._replies: list[EnvironmentReply] = []
         self._host: EnvironmentHost | None = None
         # A daemon: a user's call that never returns must not keep the program from ending.
+        # As in a process of their own: the traces of users' failures go to the run's logs, not to the terminal.
+        self._log = logging.FileHandler(log_path, encoding="utf-8", errors="backslashreplace", delay=True)
         self._thread = threading.Thread(target=self._serve, name="headway-environments", daemon=True)
 
     def start(self, receive: Callable[[Message], None]) -> None:
         self._receive = receive
         self._run_loop = asyncio.get_running_loop()
+        logging.getLogger(LOGGER).addHandler(self._log)
         self._thread.start()
 
     def send(self, message: Environments) -> None:
@@ -44,6 +48,8 @@ class EnvironmentThread:
             return
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSE_SECONDS)
+        logging.getLogger(LOGGER).removeHandler(self._log)
+        self._log.close()
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
