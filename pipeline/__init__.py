@@ -22,7 +22,7 @@ from pipeline.env import Env, ToolCall, TrajectoryView, Turn, TurnResult, tool
 from pipeline.errors import ConfigError, ConfigTypeError, InfrastructureError, RunError, TrajectoryError
 from pipeline.evaluate import Evaluation, FinalEvaluation
 from pipeline.rendering import TerseChat, TinyChat
-from pipeline.rollouts import RolloutEngine
+from pipeline.rollout_engine import RolloutEngine
 from pipeline.supervisor import Supervisor
 from pipeline.trainer import AsyncTrainer, run
 from pipeline.training_loop import Step

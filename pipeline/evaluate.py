@@ -11,7 +11,12 @@ import numpy as np
 from pipeline.active_run import ActiveRun
 from pipeline.config_checks import check_integer
 from pipeline.errors import ConfigTypeError
+from pipeline.rendering import ChatFormat
+from pipeline.rollout_log import RolloutLog
 from pipeline.rollouts import Rollouts
+from pipeline.sampling_counters import SamplingCounters
+from pipeline.schedule import Admission
+from pipeline.trainer_config import EngineConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,19 +45,33 @@ class Evaluation:
     truncated_frac: float
 
 
-async def evaluate(plan: FinalEvaluation, run: ActiveRun, rollouts: Rollouts, directory: Path) -> Evaluation:
+async def evaluate(
+    plan: FinalEvaluation, engine: EngineConfig, run: ActiveRun, chat: ChatFormat, directory: Path
+) -> Evaluation:
     """Measure the committed version; adds a line to eval.jsonl and an `evaluation` event."""
     version = run.version
+    expected = len(plan.rows)
+    rollouts = Rollouts(
+        engine,
+        run,
+        chat,
+        plan.rows,
+        plan.group_size,
+        RolloutLog(None, SamplingCounters()),
+        concurrency=engine.schedule.concurrency,
+        pinned=version,
+    )
     run.slots.lease(version)  # over the whole evaluation, not only while one of its trajectories runs
     try:
-        expected = rollouts.evaluate(plan.rows, plan.group_size, version)
+        rollouts.start([Admission(-1 - index, index, version) for index in range(expected)])  # beside no training group
         trajectories = []
         for _ in range(expected):
-            result = await rollouts.evaluated.get()  # ends with the run at the latest: its failure comes out here too
+            result = await rollouts.completed.get()  # ends with the run at the latest: its failure comes out here too
             if isinstance(result, BaseException):
                 raise result
             trajectories += result.trajectories
     finally:
+        await rollouts.stop()
         run.release(version)
     rewards = np.array([one.reward for one in trajectories])
     evaluation = Evaluation(

@@ -5,7 +5,7 @@ import signal
 
 from pipeline.evaluate import FinalEvaluation
 from pipeline.progress import Progress
-from pipeline.rollouts import RolloutEngine
+from pipeline.rollout_engine import RolloutEngine
 from pipeline.run_config import RunConfig
 from pipeline.supervisor import Supervisor
 from pipeline.tasks import TASKS

@@ -15,11 +15,14 @@ from pipeline.dataset import check_rows
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.evaluate import Evaluation, FinalEvaluation, evaluate
 from pipeline.events import EventLog, JsonLines
-from pipeline.rollouts import RolloutEngine, Rollouts
+from pipeline.rollout_engine import RolloutEngine
+from pipeline.rollout_log import RolloutLog
+from pipeline.rollouts import Rollouts
 from pipeline.run_blocks import RunSpec
 from pipeline.run_config import describe
 from pipeline.run_directory import make_default_run_dir, make_run_dir
 from pipeline.run_spec import make_spec
+from pipeline.sampling_counters import SamplingCounters
 from pipeline.schedule import Scheduler, ScheduleRules
 from pipeline.trainer_config import TrainerConfig
 from pipeline.training_loop import Step, Stopped, TrainingLoop, ValidateBatch
@@ -169,8 +172,18 @@ class AsyncTrainer:
                 model.open_run(spec, self.engine.env, events, str(directory / "logs"), max_requests)
             )
             self._opening = False
-            rollouts = Rollouts(self.engine, run, model.chat, rows, config.group_size)
-            self._loop = TrainingLoop(config, run, scheduler, rollouts, self._validate_batch)
+            counters = SamplingCounters()
+            rollouts = Rollouts(
+                config.engine,
+                run,
+                model.chat,
+                rows,
+                config.group_size,
+                RolloutLog(events, counters),
+                concurrency=config.engine.schedule.concurrency,
+                replace_failed=config.on_failure == "replace",
+            )
+            self._loop = TrainingLoop(config, run, scheduler, rollouts, counters, self._validate_batch)
             while not scheduler.finished and scheduler.batches < rules.steps:
                 step = await self._loop.step()
                 events.flush()
@@ -179,7 +192,7 @@ class AsyncTrainer:
                 metrics.flush()
                 yield step
             if self._final_evaluation is not None:
-                self.evaluation = await evaluate(self._final_evaluation, run, rollouts, directory)
+                self.evaluation = await evaluate(self._final_evaluation, config.engine, run, model.chat, directory)
             status = "completed"
         except Stopped:
             status, self.stopped = "stopped", True

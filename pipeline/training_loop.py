@@ -15,6 +15,7 @@ from pipeline.batches import TrainingBatch, make_batch
 from pipeline.errors import RunError
 from pipeline.learning_rate import learning_rate
 from pipeline.rollouts import Rollouts
+from pipeline.sampling_counters import SamplingCounters
 from pipeline.schedule import Batch, Blocked, Scheduler
 from pipeline.trainer_config import TrainerConfig
 from pipeline.trajectory import Group, Trajectory
@@ -45,6 +46,7 @@ class TrainingLoop:
         run: ActiveRun,
         scheduler: Scheduler,
         rollouts: Rollouts,
+        counters: SamplingCounters,
         validate_batch: ValidateBatch | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -52,6 +54,7 @@ class TrainingLoop:
         self._run = run
         self._scheduler = scheduler
         self._rollouts = rollouts
+        self._counters = counters
         self._validate_batch = validate_batch
         self._clock = clock
         self._received: dict[int, Group] = {}
@@ -250,5 +253,5 @@ class TrainingLoop:
             "throughput/queue_depth": self._rollouts.completed.qsize() + len(self._received),
             "recovery/retries": 0,
             "recovery/restarts": restarts,
-            **self._rollouts.counters.take(),
+            **self._counters.take(),
         }

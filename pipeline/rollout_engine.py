@@ -1,0 +1,34 @@
+"""RolloutEngine: what users give to an `AsyncTrainer`: what is rolled out, on which model, within what limits."""
+
+from typing import Any
+
+from pipeline.config import Budget, KVCache, Schedule
+from pipeline.env import Env
+from pipeline.env_source import EnvSource
+from pipeline.supervisor import Supervisor
+from pipeline.trainer_config import EngineConfig
+
+
+class RolloutEngine:
+    """Rolls out trajectories of one environment on one model; give it to an `AsyncTrainer`.
+
+    env: an `Env` class, or its import path `module:Class`; env_arguments are its keyword arguments, plain values. The
+    other options are those of `EngineConfig`. Raises ConfigError for what does not fit together.
+    """
+
+    def __init__(
+        self,
+        model: Supervisor,
+        env: type[Env] | str,
+        *,
+        schedule: Schedule | None = None,
+        budget: Budget | None = None,
+        env_arguments: dict[str, Any] | None = None,
+        kv_cache: KVCache | None = None,
+        **options: Any,
+    ) -> None:
+        self.model = model
+        self.env = EnvSource(env, env_arguments or {})
+        self.config = EngineConfig(
+            schedule=schedule or Schedule(), budget=budget or Budget(), kv_cache=kv_cache or KVCache(), **options
+        )

@@ -1,0 +1,64 @@
+"""What rollouts tell the audit log and the sampling counters, in one place: the words of each event."""
+
+from pipeline.events import EventLog
+from pipeline.sampler_client import SegmentResult
+from pipeline.sampling_counters import SamplingCounters
+from pipeline.trajectory import Group, Trajectory
+from workers.messages import EnvironmentReply
+
+
+class RolloutLog:
+    """events: the run's audit log; None for evaluations, which log no event of their own rollouts."""
+
+    def __init__(self, events: EventLog | None, counters: SamplingCounters) -> None:
+        self._events = events
+        self.counters = counters
+
+    def started(self, group: int, member: int, version: int | None, sampler: int) -> None:
+        """version: the policy the trajectory is pinned to; None if each segment chooses its own."""
+        if self._events is not None:
+            self._events.log("started", trajectory=f"{group}.{member}", group=group, version=version, sampler=sampler)
+
+    def segment(self, group: int, member: int, segment: SegmentResult, context_tokens: int, sampler: int) -> None:
+        self.counters.add_segment(segment, context_tokens)
+        if self._events is not None:
+            self._events.log(
+                "segment",
+                trajectory=f"{group}.{member}",
+                group=group,
+                version=segment.version,
+                kv_version=segment.version,
+                tokens=len(segment.tokens),
+                cached=segment.cached,
+                sampler=sampler,
+                seconds=round(segment.seconds, 6),
+            )
+
+    def tools(self, group: int, member: int, reply: EnvironmentReply) -> None:
+        for tool in reply.tools:
+            self.counters.add_tool(tool.seconds)
+            if self._events is not None:
+                self._events.log(
+                    "tool",
+                    trajectory=f"{group}.{member}",
+                    group=group,
+                    name=tool.name,
+                    seconds=round(tool.seconds, 6),
+                    error=tool.error,
+                )
+
+    def trajectory(self, trajectory: Trajectory) -> None:
+        """It has ended, and has its reward."""
+        if self._events is not None:
+            self._events.log(
+                "trajectory",
+                trajectory=f"{trajectory.group}.{trajectory.member}",
+                group=trajectory.group,
+                tokens=trajectory.generated_tokens,
+                reward=trajectory.reward,
+                truncated=trajectory.truncated,
+            )
+
+    def ready(self, group: Group) -> None:
+        if self._events is not None:
+            self._events.log("ready", group=group.group)
