@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 import traceback
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,6 +32,7 @@ LATER = ("report", "top", "clean", "export", "eval")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code and raises nothing."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    warnings.showwarning = _show_warning
     try:
         code = _command(arguments)
         sys.stdout.flush()
@@ -85,6 +87,11 @@ def _launch(config: RunConfig) -> int:
     from pipeline.launch import run
 
     return run(config)
+
+
+def _show_warning(message: Warning | str, *_: object) -> None:
+    """One line, as errors are: where in our code it was raised means nothing to a user."""
+    print(f"headway: warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def _fail(sentence: str, code: int) -> int:

@@ -17,10 +17,13 @@ class Given(NamedTuple):
     typed: bool  # False: text of the command line, still to be parsed
 
 
-def read_arguments(arguments: Sequence[str], known: Sequence[str], later: Mapping[str, str]) -> dict[str, Given]:
+def read_arguments(
+    arguments: Sequence[str], known: Sequence[str], later: Mapping[str, str], flags: Sequence[str] = ()
+) -> dict[str, Given]:
     """`--max-staleness 2` or `--max-staleness=2`, … -> {"max_staleness": Given("2", …)}. Raises ConfigError.
 
-    later: names of options that aren't built yet, with a sentence on what to do instead.
+    later: names of options that aren't built yet, with a sentence on what to do instead. flags: those that mean "true"
+    when they stand without a value.
     """
     given: dict[str, Given] = {}
     rest = list(arguments)
@@ -35,9 +38,10 @@ def read_arguments(arguments: Sequence[str], known: Sequence[str], later: Mappin
             dashed = ["--" + other.replace("_", "-") for other in known]
             raise ConfigError(f"{flag} is no option.{suggestion(flag.replace('_', '-'), dashed)} --help lists all.")
         if not has_value:
-            if not rest or rest[0].startswith("--"):
+            is_bare = not rest or rest[0].startswith("--")
+            if is_bare and name not in flags:
                 raise ConfigError(f"{flag} needs a value: write {flag} VALUE.")
-            value = rest.pop(0)
+            value = "true" if is_bare else rest.pop(0)
         if not value:
             raise ConfigError(f"{flag} is empty; give it a value, or leave it out.")
         if name in given:

@@ -97,7 +97,7 @@ class Budget:
 class GroupCompletion:
     """When a group goes to the trainer: with its last member, or by a deadline that counts tokens."""
 
-    mode: str = required('"wait" or "deadline"')
+    mode: str = required("wait for all members, or close the group by a deadline that counts tokens")
     min_members: int = option(2, 'members a group needs for a baseline of its own (and, with "deadline", to start it)')
     on_stragglers: str = option("truncate", "what becomes of members that are unfinished when the group closes")
     max_straggler_tokens: int | None = option(None, 'tokens one straggler may add; only, and always, with "deadline"')

@@ -13,7 +13,18 @@ from types import NoneType
 from typing import Any, get_args
 
 from pipeline.command_line import Given, read_arguments, read_toml, suggestion
-from pipeline.config import CISPO, Adam, Budget, Cosine, GroupCompletion, Sampling, Schedule
+from pipeline.config import (
+    CISPO,
+    Adam,
+    Budget,
+    Cosine,
+    ForwardBackwardBatch,
+    GroupCompletion,
+    KVCache,
+    Sampling,
+    Schedule,
+    Truncation,
+)
 from pipeline.errors import ConfigError
 from pipeline.run_config import COMMON, MODES, RunConfig, advantage_named, task_defaults
 from pipeline.run_directory import check_run_dir
@@ -24,16 +35,40 @@ from shm.errors import HeadwayError
 from workers.devices import resolve_devices
 
 # Names that read better than the field's own, or would be taken twice.
-RENAMED = {(Adam, "eps"): "adam_eps", (Cosine, "warmup"): "lr_warmup", (Cosine, "floor"): "lr_floor"}
+RENAMED = {
+    (Adam, "eps"): "adam_eps",
+    (Cosine, "warmup"): "lr_warmup",
+    (Cosine, "floor"): "lr_floor",
+    (GroupCompletion, "mode"): "completion",
+    (KVCache, "max_staleness"): "kv_max_staleness",
+    (KVCache, "on_limit"): "kv_on_limit",
+    (Truncation, "train"): "truncation",
+    (ForwardBackwardBatch, "min_sequences"): "overlap_min_sequences",
+    (ForwardBackwardBatch, "min_tokens"): "overlap_min_tokens",
+}
 
-# Which fields are options, in the order of --help. What is missing here has no effect yet (see unsupported.py).
+# Which fields are options, in the order of --help.
 EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
     (
         RunConfig,
         ("mode", "task", "model", "steps", "seed", "device", "samplers", "run_dir", "tool_latency", "advantage"),
     ),
-    (TrainerConfig, ("groups_per_step", "group_size", "max_staleness", "batch_order")),
-    (Schedule, ("concurrency", "max_sample_requests", "admit_ahead", "oversample_factor")),
+    (
+        TrainerConfig,
+        (
+            "groups_per_step",
+            "group_size",
+            "max_staleness",
+            "stale_policy",
+            "batch_order",
+            "repeat_dataset",
+            "on_failure",
+            "allow_trajectory_loss",
+            "allow_unbounded_staleness",
+        ),
+    ),
+    (ForwardBackwardBatch, ("min_sequences", "min_tokens")),
+    (Schedule, ("concurrency", "max_sample_requests", "admit_ahead", "priority", "oversample_factor")),
     (
         Budget,
         (
@@ -42,13 +77,18 @@ EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
             "max_context_tokens",
             "segment_tokens",
             "max_turn_tokens",
+            "final_answer_reserve",
+            "tool_output_tokens",
         ),
     ),
+    (GroupCompletion, ("mode", "min_members", "on_stragglers", "max_straggler_tokens")),
+    (Truncation, ("train",)),
     (Sampling, ("temperature", "top_p", "top_k")),
     (Adam, ("lr", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm")),
     (Cosine, ("warmup", "floor")),
     (CISPO, ("normalize", "eps_max")),
-    (EngineConfig, ("environment_timeout",)),
+    (EngineConfig, ("sampling_policy", "environment_timeout")),
+    (KVCache, ("max_staleness", "on_limit", "allow_reprefill")),
 )
 
 # Options of features that come later, and what to do until then.
@@ -62,6 +102,7 @@ LATER = {
 }
 
 NUMBER = {int: r"[+-]?\d{1,30}", float: r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"}
+FLAGS = {"true": True, "false": False}  # how the command line writes them; a bare --flag is true
 MAX_NUMBER = 2.0**63  # so that every whole number fits 64 bits, wherever it goes
 
 # Defaults that are decided when the run starts.
@@ -75,7 +116,7 @@ class Option:
     name: str
     owner: type
     field: str
-    type: type  # int, float or str
+    type: type  # int, float, bool or str
     optional: bool  # "none" stands for None
     meaning: str
     default: Any  # of the class; MISSING where it comes from recipe or mode
@@ -115,13 +156,15 @@ OPTIONS: dict[str, Option] = {
 
 def parse(arguments: Sequence[str]) -> RunConfig:
     """Arguments of run.py -> RunConfig. Raises ConfigError (or another HeadwayError) with one sentence."""
-    given = read_arguments(arguments, [*OPTIONS, "config"], LATER)
+    flags = [option.name for option in OPTIONS.values() if option.type is bool]
+    given = read_arguments(arguments, [*OPTIONS, "config"], LATER, flags)
     config_file = given.pop("config", None)
     if config_file is not None:
         given = read_toml(Path(config_file.value), list(OPTIONS), LATER) | given
     values = {name: convert(OPTIONS[name], item) for name, item in given.items()}
     _check_names(values, given)
-    mode = values.get("mode", "async")
+    # Someone who sets the bound to 0 asks for synchronous training, whatever the mode is called.
+    mode = values.get("mode", "sync" if values.get("max_staleness") == 0 else "async")
     defaults = task_defaults(values.get("task", "guess")) | MODES[mode] | {"mode": mode}
     if mode == "sync" and "admit_ahead" in given:
         raise ConfigError(
@@ -145,14 +188,21 @@ def build(values: Mapping[str, Any]) -> RunConfig:
         parts[OPTIONS[name].owner][OPTIONS[name].field] = value
     sampling = parts[Sampling] | ({"seed": values["seed"]} if "seed" in values else {})
     engine = EngineConfig(
-        schedule=Schedule(**parts[Schedule]), budget=Budget(**parts[Budget]), **sampling, **parts[EngineConfig]
+        schedule=Schedule(**parts[Schedule]),
+        budget=Budget(**parts[Budget]),
+        kv_cache=KVCache(**parts[KVCache]),
+        **sampling,
+        **parts[EngineConfig],
     )
+    overlap, completion = parts[ForwardBackwardBatch], parts[GroupCompletion]
     trainer = TrainerConfig(
         engine=engine,
         optimizer=Adam(**parts[Adam], schedule=Cosine(**parts[Cosine]) if parts[Cosine] else None),
         advantage=advantage_named(values.get("advantage", "group")),
         loss=CISPO(**parts[CISPO]),
-        completion=GroupCompletion(mode="wait", min_members=min(2, values["group_size"])),
+        completion=GroupCompletion(**({"min_members": min(2, values["group_size"])} | completion)),
+        truncation=Truncation(**parts[Truncation]),
+        forward_backward_batch=ForwardBackwardBatch(**overlap) if overlap else "auto",
         **parts[TrainerConfig],
     )
     run = parts[RunConfig] | {"device": device, "samplers": samplers}
@@ -167,11 +217,13 @@ def convert(option: Option, given: Given) -> Any:
     # TOML knows its types; only a whole number may stand for a float there. Texts of the command line are parsed.
     if given.typed:
         fits = type(value) is option.type or (option.type is float and type(value) is int)
+    elif option.type is bool:
+        fits, value = value in FLAGS, FLAGS.get(value, value)
     else:
         fits = option.type is str or re.fullmatch(NUMBER[option.type], value, flags=re.ASCII)
     if fits and option.type is str:
         fits = "\0" not in value
-    elif fits:
+    elif fits and option.type is not bool:
         number = value if given.typed else option.type(value)
         fits = abs(number) < MAX_NUMBER
         value = option.type(number) if fits else value
@@ -212,16 +264,18 @@ def options_table() -> str:
 
 
 def text_of(value: Any) -> str:
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _kind(option: Option) -> str:
-    name = {int: "N", float: "X", str: "TEXT"}[option.type]
+    name = {int: "N", float: "X", str: "TEXT", bool: "true or false"}[option.type]
     return f"{name} or none" if option.optional else name
 
 
 def _wanted(option: Option) -> str:
-    name = {int: "a whole number", float: "a number", str: "a text"}[option.type]
+    name = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[option.type]
     return f"{name}, or none" if option.optional else name
 
 

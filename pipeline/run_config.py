@@ -41,7 +41,7 @@ def advantage_named(name: str) -> GroupCentered | Batchwise:
 
 
 # What every task trains with unless its recipe or the user says otherwise.
-COMMON: dict[str, Any] = {"groups_per_step": 8, "group_size": 8, "normalize": "token"}
+COMMON: dict[str, Any] = {"groups_per_step": 8, "group_size": 8, "normalize": "token", "completion": "wait"}
 
 # Per task, beside the budget that the task itself names: how it learns best.
 RECIPES: dict[str, dict[str, Any]] = {

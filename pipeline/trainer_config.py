@@ -46,7 +46,10 @@ class EngineConfig:
 
     schedule: Schedule = field(default_factory=Schedule)
     budget: Budget = field(default_factory=Budget)
-    sampling_policy: str = "trajectory"  # one policy per trajectory, or the newest allowed per segment
+    sampling_policy: str = option(
+        "trajectory",
+        "trajectory: one policy from its first token to its last; segment: later requests may use newer ones",
+    )
     kv_cache: KVCache = field(default_factory=KVCache)
     temperature: float = 1.0
     top_p: float = 1.0
@@ -91,17 +94,19 @@ class TrainerConfig:
     groups_per_step: int = required("groups of one batch")
     group_size: int = option(16, "trajectories of one group")
     max_staleness: int = option(2, "largest age of a trained token's policy, in optimizer updates")
-    stale_policy: str = "wait"
+    stale_policy: str = option(
+        "wait", "what to do before a token gets too old: wait for it, mask_span (don't train it), keep (train it)"
+    )
     advantage: GroupCentered | Batchwise = field(default_factory=GroupCentered)
     truncation: Truncation = field(default_factory=Truncation)
     forward_backward_batch: str | ForwardBackwardBatch = "auto"
-    repeat_dataset: bool = True
+    repeat_dataset: bool = option(True, "go through the rows again when they are used up; false: end with them")
     batch_order: str = option(
         "completion", "train the oldest groups that are ready (completion), or the oldest (admission)"
     )
-    on_failure: str = "stop"
-    allow_trajectory_loss: bool = False
-    allow_unbounded_staleness: bool = False
+    on_failure: str = option("stop", "when a trajectory fails: stop the run, or replace its group by the next one")
+    allow_trajectory_loss: bool = option(False, "needed for what leaves sampled trajectories or spans untrained")
+    allow_unbounded_staleness: bool = option(False, "needed for stale_policy keep")
 
     def __post_init__(self) -> None:
         for name, classes in (
