@@ -19,13 +19,15 @@ from hashlib import blake2b
 from shm.errors import LedgerError
 
 _MAGIC = 0x4845_4144_5741_5931  # "HEADWAY1"
-_LAYOUT = 1  # raise it with any change of the words below
+_LAYOUT = 2  # raise it with any change of the words below
 _WORD = 8
 _LINE = 8  # words in a cache line: tables of different writers don't share one
 
 _HEADER_WORDS = 7  # magic, layout, run id, slots, reservations, workers, check
 _SLOT_WORDS = 4  # version, state, checksum, check
-_WORKER_WORDS = 6  # pid, incarnation, check; heartbeat, activity, counter: a word each for itself
+# pid, incarnation, check; then a word each for itself: heartbeat, activity, counter, nanoseconds busy, waiting, idle
+_WORKER_WORDS = 9
+_WORKER_STRIDE = 2 * _LINE
 
 # A torn record is whole again within microseconds, unless its writer lost the processor in between: then sleep.
 _SPINS = 50
@@ -61,15 +63,39 @@ class SlotState:
     checksum: int
 
 
+# Where the time of an activity is booked: 0 busy, 1 waiting, 2 idle.
+_ACCOUNTS = {
+    Activity.STARTING: 0,
+    Activity.IDLE: 2,
+    Activity.WAITING: 1,
+    Activity.BUSY: 0,
+    Activity.PUBLISHING: 0,
+    Activity.STOPPING: 0,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """heartbeat_ns: CLOCK_MONOTONIC, which all processes of a machine share; 0 before the first beat."""
+    """heartbeat_ns: CLOCK_MONOTONIC, which all processes of a machine share; 0 before the first beat.
+
+    busy_ns, waiting_ns, idle_ns: time since the worker's first beat, up to its last one.
+    """
 
     pid: int
     incarnation: int
     heartbeat_ns: int
     activity: Activity
     counter: int
+    busy_ns: int
+    waiting_ns: int
+    idle_ns: int
+
+    def times_ns(self, now_ns: int) -> tuple[int, int, int]:
+        """(busy, waiting, idle) up to `now_ns`: what has passed since the last beat is time of the activity now."""
+        times = [self.busy_ns, self.waiting_ns, self.idle_ns]
+        if self.heartbeat_ns:
+            times[_ACCOUNTS[self.activity]] += max(0, now_ns - self.heartbeat_ns)
+        return tuple(times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +139,7 @@ class LedgerShape:
 
     @property
     def num_bytes(self) -> int:
-        return (self.workers_word + self.num_workers * _LINE) * _WORD
+        return (self.workers_word + self.num_workers * _WORKER_STRIDE) * _WORD
 
     def to_fields(self) -> dict[str, int]:
         """Plain values for a message."""
@@ -149,7 +175,7 @@ class Ledger:
             self.write_slot(slot, -1, State.EMPTY)
         self.write_reservations(0, [])
         for index in range(shape.num_workers):
-            self._write(self.shape.workers_word + index * _LINE, (0, -1))
+            self._write(self.shape.workers_word + index * _WORKER_STRIDE, (0, -1))
         sizes = (shape.num_slots, shape.num_reservations, shape.num_workers)
         self._write(0, (_MAGIC, _LAYOUT, run_id, *sizes))
 
@@ -223,7 +249,7 @@ class Ledger:
         """The row of worker `index`; only that worker writes to it."""
         if not 0 <= index < self.shape.num_workers:
             raise LedgerError(f"There is no worker {index}; the ledger has rows for {self.shape.num_workers}.")
-        return WorkerRow(self, self.shape.workers_word + index * _LINE, index)
+        return WorkerRow(self, self.shape.workers_word + index * _WORKER_STRIDE, index)
 
     def _slot_word(self, slot: int) -> int:
         self._check_slot(slot)
@@ -259,7 +285,7 @@ class Ledger:
 
 
 class WorkerRow:
-    """One worker's row: who it is (a record) and how it is (three words, each for itself)."""
+    """One worker's row: who it is (a record) and how it is (words, each for itself)."""
 
     def __init__(self, ledger: Ledger, start: int, index: int) -> None:
         self._ledger = ledger
@@ -268,21 +294,29 @@ class WorkerRow:
         self._index = index
 
     def introduce(self, pid: int, incarnation: int) -> None:
-        """Take the row over: a worker's first act. Its predecessor is dead and reaped by then."""
-        self.beat(Activity.STARTING)
+        """Take the row over: a worker's first act. Its predecessor is dead and reaped by then; its times stay, and
+        the time in which nobody lived is nobody's.
+        """
+        self._words[self._start + 3] = 0
+        self.beat(Activity.STARTING, 0)
         self._ledger._write(self._start, (pid, incarnation))
 
-    def beat(self, activity: int, counter: int = 0) -> None:
-        """Sign of life, now."""
-        self._words[self._start + 4] = activity
-        self._words[self._start + 5] = counter
-        self._words[self._start + 3] = time.monotonic_ns()
+    def beat(self, activity: int, counter: int | None = None) -> None:
+        """Sign of life, now: `activity` begins, or goes on. counter: how much is done; None: as before."""
+        words, start = self._words, self._start
+        now, before = time.monotonic_ns(), words[start + 3]
+        if before:
+            words[start + 6 + _ACCOUNTS[words[start + 4]]] += now - before
+        words[start + 4] = activity
+        if counter is not None:
+            words[start + 5] = counter
+        words[start + 3] = now
 
     def read(self) -> WorkerState:
         """pid 0 and incarnation -1 before the worker has introduced itself."""
         pid, incarnation = self._ledger._read(self._start, 3, f"worker {self._index}")
-        heartbeat_ns, activity, counter = self._words[self._start + 3 : self._start + _WORKER_WORDS].tolist()
-        return WorkerState(pid, incarnation, heartbeat_ns, Activity(activity), counter)
+        heartbeat_ns, activity, *rest = self._words[self._start + 3 : self._start + _WORKER_WORDS].tolist()
+        return WorkerState(pid, incarnation, heartbeat_ns, Activity(activity), *rest)
 
 
 def _check(content: bytes, salt: int) -> int:

@@ -97,7 +97,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def introduce(self, data, pid, incarnation):
         index = data.draw(st.sampled_from(sorted(self.identities)), "worker")
         row = self.writer.worker(index)
-        row.beat(Activity.STARTING)
+        row.beat(Activity.STARTING, 0)
         self.beats[index] = (Activity.STARTING, 0)
         self.identities[index] = self.write(
             data,

@@ -122,7 +122,9 @@ def test_a_record_is_seen_before_or_after_a_write_and_never_between(ledger, impa
     old = read(ledger)
     words, before, after = changed_words(ledger, lambda: write(ledger))
     new = read(ledger)
-    record = [index for index in words if index < SHAPE.workers_word or index % 8 < 3]  # no heartbeats
+    record = [
+        index for index in words if (index - SHAPE.workers_word) % 16 < 3 or index < SHAPE.workers_word
+    ]  # no heartbeats
     seen = []
     for mixture in range(1 << len(record)):  # every order in which the words could become visible passes through these
         for bit, index in enumerate(record):
@@ -175,3 +177,41 @@ def test_a_shape_survives_a_message_and_refuses_nonsense():
         LedgerShape.from_fields({"num_slots": 3})
     with pytest.raises(LedgerError, match="negative"):
         LedgerShape(num_slots=-1, num_reservations=6, num_workers=3)
+
+
+def test_a_workers_time_is_booked_to_what_it_was_doing(ledger, monkeypatch):
+    """Every nanosecond since the first beat is in one account, up to the moment of the question."""
+    now = [1_000]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
+    row = ledger.worker(0)
+    row.introduce(1, 1)
+    for activity, lasts in (
+        (Activity.BUSY, 5),  # 3 of them STARTING before
+        (Activity.IDLE, 70),
+        (Activity.WAITING, 900),
+        (Activity.PUBLISHING, 20),
+        (Activity.IDLE, 1),
+    ):
+        now[0] += 3 if activity == Activity.BUSY else 0
+        row.beat(activity)
+        now[0] += lasts
+    found = row.read()
+    assert (found.busy_ns, found.waiting_ns, found.idle_ns) == (3 + 5 + 20, 900, 70)
+    assert found.times_ns(now[0]) == (28, 900, 71)
+    assert sum(found.times_ns(now[0])) == now[0] - 1_000
+
+
+def test_a_successor_goes_on_counting_without_the_time_in_which_nobody_lived(ledger, monkeypatch):
+    now = [1_000]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
+    row = ledger.worker(0)
+    row.introduce(1, 1)
+    row.beat(Activity.IDLE, 7)
+    now[0] += 50
+    row.beat(Activity.IDLE)
+    assert row.read().counter == 7
+    now[0] += 1_000_000  # dead
+    row.introduce(2, 2)
+    row.beat(Activity.BUSY)
+    now[0] += 4
+    assert row.read().times_ns(now[0]) == (4, 0, 50)
