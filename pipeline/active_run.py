@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from pipeline.env_source import EnvSource
 from pipeline.environment_client import EnvironmentClient
+from pipeline.environment_source import EnvSource
 from pipeline.environment_thread import EnvironmentThread
 from pipeline.errors import RunError
 from pipeline.events import EventLog
@@ -61,7 +61,7 @@ class ActiveRun:
             pool.handle("sampler", i, "workers.sampler", spec.sampler_threads) for i in range(spec.num_samplers)
         ]
         self._environment_handles = [
-            pool.handle("environment", i, "pipeline.env_process", 1) for i in range(env_processes)
+            pool.handle("environment", i, "pipeline.environment_process", 1) for i in range(env_processes)
         ]
         self.learner = LearnerClient(self._learner_handle.send, self._blocks.batches)
         self.environments: EnvironmentClient | None = None

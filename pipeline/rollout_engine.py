@@ -4,7 +4,7 @@ from typing import Any
 
 from pipeline.config import Budget, KVCache, Schedule
 from pipeline.env import Env
-from pipeline.env_source import EnvSource
+from pipeline.environment_source import EnvSource
 from pipeline.supervisor import Supervisor
 from pipeline.trainer_config import EngineConfig
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.active_run import ActiveRun
-from pipeline.env_source import EnvSource
+from pipeline.environment_source import EnvSource
 from pipeline.errors import ConfigError, RunError
 from pipeline.events import EventLog
 from pipeline.rendering import ChatFormat

@@ -14,7 +14,8 @@ from pipeline.config import CISPO, Adam, GroupCompletion, Truncation
 from pipeline.dataset import check_rows
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.evaluate import Evaluation, FinalEvaluation, evaluate
-from pipeline.events import EventLog, JsonLines
+from pipeline.events import EventLog
+from pipeline.json_lines import JsonLines
 from pipeline.rollout_engine import RolloutEngine
 from pipeline.rollout_log import RolloutLog
 from pipeline.rollouts import Rollouts

@@ -10,7 +10,7 @@ import pytest
 from workers.devices import count_gpus, torch_has_cuda
 
 MARK = "HEADWAY_TEST"  # environment variable that every process started in a test inherits
-ROLES = ("workers.sampler", "workers.learner", "pipeline.env_process")
+ROLES = ("workers.sampler", "workers.learner", "pipeline.environment_process")
 PATIENCE_SECONDS = 5.0  # within which processes must be gone after their supervisor
 
 

@@ -9,6 +9,8 @@ import pipeline as rl
 from pipeline import cli
 from pipeline.tasks import guess
 
+ROLES = ("workers.sampler", "workers.learner", "pipeline.environment_process")
+
 
 def make_trainer(model, run_dir, env=guess.Guess, *, arguments=None, schedule=None, timeout=600.0, **options):
     """An AsyncTrainer for `guess` with the defaults of run.py, small where time is."""
@@ -46,7 +48,9 @@ def worker_processes(parent=None):
     found = []
     for process in psutil.process_iter(["cmdline", "ppid", "status"]):
         words = process.info["cmdline"] or []
-        is_worker = any(word in ("workers.sampler", "workers.learner", "pipeline.env_process") for word in words)
+        is_worker = any(
+            word in ("workers.sampler", "workers.learner", "pipeline.environment_process") for word in words
+        )
         if is_worker and process.info["status"] != psutil.STATUS_ZOMBIE and parent in (None, process.info["ppid"]):
             found.append(process)
     return found

@@ -12,7 +12,7 @@ import pytest
 from running import audit, events_of, make_trainer, worker_processes
 
 import pipeline as rl
-from pipeline.events import JsonLines
+from pipeline.json_lines import JsonLines
 from pipeline.tasks import guess
 from workers.errors import WorkerDied
 

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from pipeline.errors import RunError
-from pipeline.events import FIELDS, EventLog, JsonLines
+from pipeline.events import FIELDS, EventLog
+from pipeline.json_lines import JsonLines
 
 
 def read(path):
