@@ -27,7 +27,7 @@ class RolloutLog:
                 trajectory=f"{group}.{member}",
                 group=group,
                 version=segment.version,
-                kv_version=segment.version,
+                kv_version=segment.kv_version,
                 tokens=len(segment.tokens),
                 cached=segment.cached,
                 sampler=sampler,

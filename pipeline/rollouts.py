@@ -162,7 +162,14 @@ class Rollouts:
             if running.sampler is None:
                 running.sampler = min(self._run.samplers, key=lambda s: s.num_trajectories)
             made = TrajectoryRequests(
-                self._run, running.sampler, group.group, member, priority=group.version, pinned=self._pinned
+                self._run,
+                running.sampler,
+                group.group,
+                member,
+                priority=group.version,
+                pinned=self._pinned,
+                engine=self._config,
+                counters=self._log.counters,
             )
             requests.append(made)
             self._log.started(group.group, member, made.version, made.sampler.index)

@@ -5,6 +5,7 @@ import heapq
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shm.errors import QueueError
 from shm.queue import QueueConsumer, QueueProducer, ReplyRoom
@@ -15,13 +16,22 @@ BYTES_PER_TOKEN = 4  # int32 id in a request
 BYTES_PER_REPLY_TOKEN = 8  # int32 id and float32 log-prob
 
 
+class Pick(NamedTuple):
+    """What a request is computed with: a version, whose slot is leased, and how old its KV may be (versions)."""
+
+    version: int
+    slot: int
+    kv_max_age: int = 0
+
+
 @dataclass(slots=True)
 class SegmentResult:
-    """A finished request."""
+    """A finished request. kv_version: the oldest version that computed any of the KV it was sampled over."""
 
     tokens: list[int]
     logprobs: list[float]
     version: int
+    kv_version: int
     cached: int
     stopped: bool
     seconds: float
@@ -30,30 +40,32 @@ class SegmentResult:
 
 @dataclass(slots=True)
 class _Request:
-    """A request that is waiting or with the sampler."""
+    """A request that is waiting or with the sampler. `picked` is its version once it has left."""
 
     priority: int
     number: int
     group: int
     member: int
-    version: int
-    slot: int
+    pick: Callable[[], Pick]
     context: array
     max_tokens: int
     generated: int
     future: asyncio.Future
+    picked: Pick | None = None
 
     def header(self, position: int) -> GenerateRequest:
+        assert self.picked is not None, "a request leaves with its version"
         return GenerateRequest(
-            self.number,
-            self.group,
-            self.member,
-            self.version,
-            self.slot,
-            position,
-            len(self.context),
-            self.max_tokens,
-            self.generated,
+            request=self.number,
+            group=self.group,
+            member=self.member,
+            version=self.picked.version,
+            slot=self.picked.slot,
+            position=position,
+            num_tokens=len(self.context),
+            max_tokens=self.max_tokens,
+            generated=self.generated,
+            kv_max_age=self.picked.kv_max_age,
         )
 
 
@@ -124,17 +136,19 @@ class SamplerClient:
         priority: int,
         group: int,
         member: int,
-        version: int,
-        slot: int,
+        pick: Callable[[], Pick],
         context: list[int],
         max_tokens: int,
         generated: int,
     ) -> asyncio.Future[SegmentResult]:
-        """Ask for one segment after `context`. Lower `priority` goes first when requests must wait."""
+        """Ask for one segment after `context`. Lower `priority` goes first when requests must wait.
+
+        `pick` is called once, when the request leaves; a restarted sampler is asked for the same version again.
+        """
         future = asyncio.get_running_loop().create_future()
         self._numbers += 1
         request = _Request(
-            priority, self._numbers, group, member, version, slot, array("i", context), max_tokens, generated, future
+            priority, self._numbers, group, member, pick, array("i", context), max_tokens, generated, future
         )
         self._push(request)
         self._flush_soon()
@@ -177,6 +191,7 @@ class SamplerClient:
                         data[:split].cast("i").tolist(),
                         data[split:].cast("f").tolist(),
                         segment.version,
+                        segment.kv_version,
                         segment.cached,
                         segment.stopped,
                         segment.seconds,
@@ -228,6 +243,8 @@ class SamplerClient:
                 self._limit.give_back()
                 break
             heapq.heappop(self._waiting)
+            if request.picked is None:
+                request.picked = request.pick()
             self._sent[request.number] = request
             if large:
                 self._large = asyncio.get_running_loop().create_task(self._send_large(request))

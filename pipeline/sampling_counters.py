@@ -20,6 +20,7 @@ class SamplingCounters:
     def _start(self) -> None:
         self._since = self._changed = self._clock()
         self._active_seconds = 0.0
+        self.kv_refreshes = 0  # contexts computed anew because their KV had become too old
         self._requests = 0
         self._generated = 0
         self._prompt = 0
@@ -57,7 +58,7 @@ class SamplingCounters:
             "sampling/cached_prompt_tokens": self._cached,
             "sampling/request_seconds": self._request_seconds,
             "sampling/queue_seconds": self._queue_seconds,
-            "sampling/kv_refreshes": 0,
+            "sampling/kv_refreshes": self.kv_refreshes,
             "sampling/interval_seconds": seconds,
             "sampling/generated_tokens_per_second": self._generated / seconds,
             "sampling/concurrency_mean": self._active_seconds / seconds,

@@ -1,7 +1,7 @@
 """Which slot holds which policy version, who leases it, and where the next version goes. Pure but for one callback.
 
-The supervisor alone gives leases and picks the slot of the next update, so the two can't race: a slot named in an
-update is older than the committed version, and nobody is given a lease on an old version.
+The supervisor alone gives leases and picks the slot of the next update, so the two can't race: a slot that is named for
+the next version is forgotten at once, so that nobody is given a lease on what it holds.
 """
 
 from collections.abc import Callable
@@ -34,6 +34,11 @@ class SlotTable:
         except ValueError:
             raise RunError(f"No slot holds version {version}; the slots hold {self._versions}.") from None
 
+    @property
+    def resident(self) -> list[int]:
+        """The versions that can be leased."""
+        return [version for version in self._versions if version != EMPTY]
+
     def lease(self, version: int) -> int:
         """One more hold on `version`; returns its slot."""
         slot = self.slot_of(version)
@@ -42,8 +47,8 @@ class SlotTable:
         return slot
 
     def release(self, version: int) -> bool:
-        """Give one hold back. True: nobody holds `version` now, and it is not the committed one (so nobody ever
-        will).
+        """Give one hold back. True: nobody holds `version` now, and it is not the committed one: most likely nobody
+        ever will (only a trajectory that moves on by segments may still come to it).
         """
         slot = self.slot_of(version)
         self._leases[slot] -= 1
@@ -54,10 +59,17 @@ class SlotTable:
         return self._leases[self.slot_of(version)]
 
     def slot_for_next(self) -> int | None:
-        """The unleased slot of the oldest version but the committed one; None when all are leased."""
+        """The unleased slot of the oldest version but the committed one, leased to nobody from now on.
+
+        None when all are leased.
+        """
         free = [
             (version, slot)
             for slot, version in enumerate(self._versions)
             if self._leases[slot] == 0 and (version == EMPTY or version != self.committed)
         ]
-        return min(free)[1] if free else None
+        if not free:
+            return None
+        slot = min(free)[1]
+        self._versions[slot] = EMPTY
+        return slot

@@ -92,7 +92,7 @@ class TrajectoryLoop:
                 return turn, False, "empty_sample"
             self.on_segment(segment, len(self._context))
             self.trajectory.spans.append(
-                Span("generated", segment.tokens, segment.version, segment.version, segment.logprobs)
+                Span("generated", segment.tokens, segment.version, segment.kv_version, segment.logprobs)
             )
             self._context += segment.tokens
             self._generated += len(segment.tokens)

@@ -3,7 +3,8 @@
 import numpy as np
 import torch
 
-from workers.engine import Engine, EngineRequest, FinishedSegment
+from workers.engine import Engine
+from workers.engine_requests import EngineRequest, FinishedSegment
 from workers.model import RopeTable, Weights, bind_weights, decode, init_flat, logits
 from workers.model_config import ModelConfig
 from workers.sampling import sample, uniforms
@@ -67,9 +68,11 @@ def request(
     member: int = 0,
     version: int = 0,
     generated: int = 0,
+    kv_max_age: int = 0,
 ) -> EngineRequest:
     tokens = np.asarray(context, dtype=np.int32)
-    return EngineRequest(number, number if group is None else group, member, version, tokens, max_tokens, generated)
+    group = number if group is None else group
+    return EngineRequest(number, group, member, version, tokens, max_tokens, generated, kv_max_age)
 
 
 def run(engine: Engine, *requests: EngineRequest) -> list[FinishedSegment]:

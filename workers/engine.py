@@ -6,18 +6,21 @@ allows, oldest first, and takes one pass for each version that has work: decode 
 chunks of `max_batch_tokens`. Short of memory it evicts the KV of trajectories between requests, then takes back the
 youngest running request, which is computed again later: its tokens stay, and noise that is a function of the position
 makes the outcome the same. No request is lost.
+
+A request may build on KV that older versions computed (`kv_max_age`); it says so with the oldest of them, the KV's
+anchor. Taken back, such a request can only go on over KV of its own version, and one segment must not be sampled over
+two: its undelivered tokens are dropped, and it starts again from its context.
 """
 
 from collections import deque
-from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from shm.errors import HeadwayError
 from workers.batching import share_budget
+from workers.engine_requests import EngineError, EngineRequest, FinishedSegment, SlotState, check_request
 from workers.errors import NonFiniteError
 from workers.kv_cache import KVCache
 from workers.kv_store import KVStore
@@ -26,56 +29,6 @@ from workers.model_config import ModelConfig
 from workers.sampling import sample, stream_keys, stream_uniforms
 
 _HEADROOM_TOKENS = 16  # rows that a running request may still want before another one is started
-
-
-class EngineError(HeadwayError, ValueError):
-    """A request can never run, or the engine was called out of order."""
-
-
-@dataclass(slots=True)
-class EngineRequest:
-    """Ask for one segment; fields as in `messages.GenerateRequest`."""
-
-    request: int
-    group: int
-    member: int
-    version: int
-    tokens: np.ndarray  # int32, the whole context
-    max_tokens: int
-    generated: int
-
-
-@dataclass(slots=True)
-class FinishedSegment:
-    """One request's outcome; fields as in `messages.Segment`."""
-
-    request: int
-    version: int
-    tokens: np.ndarray  # int32
-    logprobs: np.ndarray  # float32, at the sampling temperature, of the full distribution
-    cached: int
-    stopped: bool
-    seconds: float
-    queue_seconds: float
-
-
-class _SlotState:
-    """What the engine knows of each slot of the KV cache, as arrays over slots; valid while a request is live."""
-
-    def __init__(self, num_slots: int) -> None:
-        self.context = np.zeros(num_slots, dtype=np.int64)  # length of the request's context
-        self.limit = np.zeros(num_slots, dtype=np.int64)  # length at which max_tokens are reached
-        self.generated = np.zeros(num_slots, dtype=np.int64)  # generated position minus sequence position
-        self.key = np.zeros(num_slots, dtype=np.uint64)  # noise stream
-        self.arrival = np.zeros(num_slots, dtype=np.int64)  # count of requests, never reset: the order of all queues
-        self.arrived = np.zeros(num_slots)  # seconds
-        self.began = np.zeros(num_slots)  # seconds; 0 before the first pass
-        self.cached = np.zeros(num_slots, dtype=np.int64)  # -1 before the first start
-
-    def grow(self, num_slots: int) -> None:
-        """Add slots; the entries of those there stay."""
-        for name, table in vars(self).items():
-            setattr(self, name, np.concatenate((table, np.zeros(num_slots - len(table), dtype=table.dtype))))
 
 
 class Engine:
@@ -116,7 +69,7 @@ class Engine:
         self._rope = RopeTable(config, device, dtype)
         self._cache = KVCache(kv_tokens)
         self._store = KVStore(config, self._cache, dtype, device)
-        self._state = _SlotState(self._cache.num_slots)
+        self._state = SlotState(self._cache.num_slots)
         self._weights: dict[int, Weights] = {}
         self._live: dict[int, EngineRequest] = {}  # by slot
         self._waiting: deque[int] = deque()  # slots, oldest request first
@@ -146,7 +99,10 @@ class Engine:
         self._weights[version] = weights
 
     def drop_version(self, version: int) -> None:
-        """Forget a version and all its KV; EngineError while a request runs or waits under it."""
+        """Forget a version's weights and prompts; EngineError while a request runs or waits under it.
+
+        The KV of trajectories between two requests stays, as a newer version may build on it.
+        """
         if version not in self._weights:
             raise EngineError(f"Version {version} can't be dropped; the engine holds {sorted(self._weights)}.")
         live = [request.request for request in self._live.values() if request.version == version]
@@ -163,9 +119,20 @@ class Engine:
     def add(self, request: EngineRequest) -> None:
         """Queue a request; a refused one (EngineError) changes nothing."""
         num_context, cache = len(request.tokens), self._cache
-        self._check(request, num_context)
+        check_request(request, self._weights, self._kv_tokens, self._config)
+        known = cache.slot_of(request.group, request.member)
+        if known is not None and known in self._live:
+            raise EngineError(
+                f"{request.name} comes while request {self._live[known].request} of the same trajectory is unfinished; "
+                "a trajectory has one request at a time."
+            )
         slot = cache.open(
-            request.version, request.group, request.member, request.tokens, num_context + request.max_tokens
+            request.version,
+            request.group,
+            request.member,
+            request.tokens,
+            num_context + request.max_tokens,
+            request.kv_max_age,
         )
         state = self._state
         if cache.num_slots > len(state.limit):
@@ -211,35 +178,6 @@ class Engine:
                     now = perf_counter()
                     finished += [self._finish(slot, now) for slot in done.tolist()]
         return finished
-
-    def _check(self, request: EngineRequest, num_context: int) -> None:
-        name = f"Request {request.request} (trajectory {request.group}.{request.member})"
-        if request.version not in self._weights:
-            raise EngineError(f"{name} asks for version {request.version}; the engine holds {sorted(self._weights)}.")
-        if num_context == 0 or request.max_tokens < 1:
-            raise EngineError(
-                f"{name} has {num_context} context tokens and max_tokens {request.max_tokens}; both must be >= 1."
-            )
-        need = num_context + request.max_tokens - 1  # the last token is never fed back
-        available = min(self._kv_tokens, self._config.max_positions)
-        if need > available:
-            what = "KV cache" if self._kv_tokens <= self._config.max_positions else "model's position table"
-            raise EngineError(
-                f"{name} needs {need} tokens ({num_context} of context and {request.max_tokens} new ones), and the "
-                f"{what} has room for {available}. Shorten its budget, or make that larger."
-            )
-        # Seen as unsigned, a negative id is too large as well.
-        if request.tokens.dtype != np.int32 or int(request.tokens.view(np.uint32).max()) >= self._config.vocab_size:
-            raise EngineError(
-                f"{name} has {request.tokens.dtype} token ids from {request.tokens.min()} to {request.tokens.max()}; "
-                f"they must be int32 and in [0, {self._config.vocab_size})."
-            )
-        slot = self._cache.slot_of(request.group, request.member)
-        if slot is not None and slot in self._live:
-            raise EngineError(
-                f"{name} comes while request {self._live[slot].request} of the same trajectory is unfinished; a "
-                "trajectory has one request at a time."
-            )
 
     def _start_waiting(self) -> None:
         """Oldest first; what does not fit holds back those behind it, so that none waits for ever."""
@@ -297,6 +235,9 @@ class Engine:
             version = self._live[slot].version
             self._cache.pause(slot)
             self.num_taken_back += 1
+            if self._cache.anchor[slot] != version:  # over other KV other tokens may follow, and other log-probs
+                self._cache.length[slot] = self._state.context[slot]
+                self._state.cached[slot] = -1
             self._waiting.appendleft(slot)
             self._running[version] = self._running[version][self._running[version] != slot]
             need = need[need != slot]
@@ -376,6 +317,7 @@ class Engine:
         return FinishedSegment(
             request=request.request,
             version=request.version,
+            kv_version=int(cache.anchor[slot]),
             tokens=cache.tokens[slot, begin:end].copy(),
             logprobs=cache.logprobs[slot, begin:end].copy(),
             cached=int(state.cached[slot]),

@@ -1,10 +1,11 @@
 """Who holds which row of the KV pool: pure bookkeeping in numpy, no tensors.
 
 The pool has one row per token. A trajectory has a *slot*: a row of the tables below, from its first request to its
-release. Its KV rows are counted references, shared with the other members of its group over their common prompt,
-never between policy versions. Memory short, the KV of trajectories between two requests goes first (least recently
-used), then the prompts kept for groups; both can be computed again. Row 0 is never given out: tables are padded with
-it, and its KV stays zero.
+release. Its KV rows are counted references, shared with the other members of its group over their common prompt: a
+prompt belongs to one policy version. A later request may name a newer version and go on over what older ones computed;
+the oldest of them is the *anchor* of the KV, and as KV grows at its end only, that is who computed its first row.
+Memory short, the KV of trajectories between two requests goes first (least recently used), then the prompts kept for
+groups; both can be computed again. Row 0 is never given out: tables are padded with it, and its KV stays zero.
 """
 
 from collections.abc import Iterable
@@ -64,7 +65,8 @@ class KVCache:
 
     tokens int32 [S, C], logprobs float32 [S, C] and rows int64 [S, C] by position; per slot `length` (tokens known),
     `allocated` (leading tokens with a row) and `computed` (leading tokens whose KV is written): computed <= allocated
-    <= length. Growth replaces the arrays: don't keep them across `open`.
+    <= length; and `anchor`, the oldest version in its rows (while it has any). Growth replaces the arrays: don't keep
+    them across `open`.
     """
 
     def __init__(self, num_rows: int, num_slots: int = 64, num_positions: int = 64) -> None:
@@ -75,6 +77,7 @@ class KVCache:
         self.length = np.zeros(num_slots, dtype=np.int64)
         self.allocated = np.zeros(num_slots, dtype=np.int64)
         self.computed = np.zeros(num_slots, dtype=np.int64)
+        self.anchor = np.zeros(num_slots, dtype=np.int64)
         self.borrowed: dict[int, int] = {}  # slot -> leading rows that another sequence has still to compute
         self._keys: list[tuple[int, int, int] | None] = [None] * num_slots  # (version, group, member)
         self._is_new = np.zeros(num_slots, dtype=bool)  # has never been started
@@ -97,20 +100,25 @@ class KVCache:
         assert key is not None, f"slot {slot} belongs to no trajectory"
         return key
 
-    def open(self, version: int, group: int, member: int, context: np.ndarray, num_positions: int) -> int:
+    def open(
+        self, version: int, group: int, member: int, context: np.ndarray, num_positions: int, max_age: int = 0
+    ) -> int:
         """A trajectory's next request: note its whole context (int32) and return its slot.
 
-        Keeps the KV that fits: that of the longest common prefix with what the trajectory has, under the same
-        version. The last token's never is, as its logits are wanted. `num_positions` is how long the sequence may
-        grow.
+        Keeps the KV that fits: that of the longest common prefix with what the trajectory has, unless its anchor is
+        more than `max_age` versions behind `version`, or a version newer than that has computed some of it. The last
+        token's never is kept, as its logits are wanted. `num_positions` is how long the sequence may grow.
         """
         slot = self._slot_of.get((group, member))
         if slot is None:
             slot = self._new_slot(version, group, member)
-        elif self.key(slot)[0] != version:
-            self.pause(slot)
-            self._leave_group(slot)
-            self._join_group(slot, version, group, member)
+        else:
+            newest = self.key(slot)[0]
+            if version < newest or version - self.anchor[slot] > max_age:
+                self.pause(slot)
+            if version != newest:
+                self._leave_group(slot)
+                self._join_group(slot, version, group, member)
         if num_positions > self.tokens.shape[1]:
             self._grow_positions(num_positions)
         kept, have = 0, int(self.allocated[slot])
@@ -144,6 +152,8 @@ class KVCache:
             if slot not in self._idle:
                 self.pause(slot)  # what was borrowed a moment ago
             return False
+        if not self.allocated[slot]:
+            self.anchor[slot] = key[0]
         if need:
             self.rows[slot, have:length] = self.pool.take(need, slot)
             self.allocated[slot] = length
@@ -207,9 +217,7 @@ class KVCache:
         return slot
 
     def drop_version(self, version: int) -> None:
-        """Free all KV of `version`; its trajectories stay known, and none of them may be running."""
-        for slot in [slot for slot in self._idle if self.key(slot)[0] == version]:
-            self.pause(slot)
+        """Nobody will start under `version` again: its prompts go. What a trajectory has is its own until it ends."""
         for key in [key for key in self._prompts if key[0] == version]:
             self._drop_prompt(key)
 
@@ -254,10 +262,11 @@ class KVCache:
         self.pool.drop(self._prompts.pop(key).rows)
 
     def _borrow(self, slot: int, rows: np.ndarray) -> None:
-        """Replace a slot's rows by those of its group's prompt."""
+        """Replace a slot's rows by those of its group's prompt, which are all of the slot's own version."""
         num = len(rows)
         self.pool.share(rows)
         self.pause(slot)
+        self.anchor[slot] = self.key(slot)[0]
         self.rows[slot, :num] = rows
         self.allocated[slot] = num
         num_written = _leading(self.pool.writer[rows] == WRITTEN)
@@ -306,7 +315,7 @@ class KVCache:
 
     def _grow_slots(self) -> None:
         old = self.num_slots
-        for name in ("tokens", "logprobs", "rows", "length", "allocated", "computed", "_is_new"):
+        for name in ("tokens", "logprobs", "rows", "length", "allocated", "computed", "anchor", "_is_new"):
             table = getattr(self, name)
             grown = np.zeros((2 * old, *table.shape[1:]), dtype=table.dtype)
             grown[:old] = table

@@ -3,7 +3,7 @@
 Attention wants keys as one array per sequence, the pool keeps tokens wherever there was room. Gathering all keys at
 every step cost more than the rest of the pass (192 sequences of 64 tokens: 3.7 ms of 5 ms a layer). So the sequences
 that decode together keep a lane each in a *window*; a pass writes its new keys and values there, attends, and copies
-the same few tokens to the pool. Only a sequence that joins is gathered. A window belongs to one policy version.
+the same few tokens to the pool. Only a sequence that joins is gathered. All in a window run under one version.
 
 Shape letters: L layers, K key/value heads, G query heads per key/value head, h head size; N tokens, B sequences
 (lanes), Q queries a sequence (padded), T keys (padded).

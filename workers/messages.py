@@ -30,6 +30,7 @@ class GenerateRequest(NamedTuple):
     num_tokens: int
     max_tokens: int
     generated: int  # tokens this trajectory has generated so far: where its noise goes on
+    kv_max_age: int  # KV may be used whose oldest part is so many versions older; 0: of this version only
 
 
 class Segment(NamedTuple):
@@ -37,6 +38,7 @@ class Segment(NamedTuple):
 
     request: int
     version: int
+    kv_version: int  # the oldest version that computed any of the KV that the tokens were sampled over
     position: int
     num_tokens: int
     cached: int  # context tokens whose KV was already there

@@ -17,7 +17,8 @@ from shm.queue import QueueConsumer, QueueProducer
 from shm.weights import WeightSlots
 from workers.attach import DTYPES, Attachments, next_config
 from workers.channel import WorkerChannel
-from workers.engine import Engine, EngineRequest, FinishedSegment
+from workers.engine import Engine
+from workers.engine_requests import EngineRequest, FinishedSegment
 from workers.messages import (
     EndRun,
     Generate,
@@ -140,6 +141,7 @@ class Sampler:
                 tokens=tokens,
                 max_tokens=request.max_tokens,
                 generated=request.generated,
+                kv_max_age=request.kv_max_age,
             )
         )
 
@@ -168,7 +170,8 @@ class Sampler:
     def _nothing(self, request: int) -> FinishedSegment:
         """What answers a request that its trajectory's end has cancelled: its room and its place are free again."""
         tokens, logprobs = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32)
-        return FinishedSegment(request, self._live[request], tokens, logprobs, 0, False, 0.0, 0.0)
+        version = self._live[request]
+        return FinishedSegment(request, version, version, tokens, logprobs, 0, False, 0.0, 0.0)
 
     def _send(self, finished: list[FinishedSegment]) -> None:
         """Room for each reply was reserved with its request, so the write never waits."""
@@ -180,6 +183,7 @@ class Sampler:
                 Segment(
                     request=segment.request,
                     version=segment.version,
+                    kv_version=segment.kv_version,
                     position=position,
                     num_tokens=len(segment.tokens),
                     cached=segment.cached,

@@ -8,6 +8,7 @@ import pytest
 from running import audit, events_of, make_trainer
 
 import pipeline as rl
+from pipeline.sampler_client import Pick
 from pipeline.tasks import guess
 from pipeline.worker_handle import READY_SECONDS, WorkerHandle
 from workers.errors import WorkerDied
@@ -131,8 +132,7 @@ def ask(run, group, max_tokens):
         priority=0,
         group=group,
         member=0,
-        version=version,
-        slot=run.slots.lease(version),
+        pick=lambda: Pick(version, run.slots.lease(version)),
         context=[1, 2, 3],
         max_tokens=max_tokens,
         generated=0,

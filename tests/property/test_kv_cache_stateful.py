@@ -1,5 +1,5 @@
-"""The KV cache against a slow oracle: each row that counts as computed holds the KV of exactly that context and
-version.
+"""The KV cache against a slow oracle: each row that counts as computed holds the KV of exactly that context, computed
+by versions that were allowed to.
 
 The oracle's "KV" of a token is (version, all tokens up to it). Random requests, passes, evictions, take-backs and
 releases run over a small pool; whatever they do, a row is held by whom the tables say, and none leaks.
@@ -23,6 +23,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         self.content: dict[int, tuple] = {}
         self.waiting: list[int] = []
         self.running: list[int] = []
+        self.max_age: dict[int, int] = {}  # slot -> that of its last request
 
     def live(self, slot: int | None) -> bool:
         return slot in self.waiting or slot in self.running
@@ -39,15 +40,24 @@ class KVCacheMachine(RuleBasedStateMachine):
         for member in members:
             self.request(group, member, version, ([0] * num_common + own)[: MOST_TOKENS - 1] or [1])
 
-    @rule(which=st.integers(0, 100), more=st.lists(st.integers(0, 1), max_size=3), keeps=st.integers(0, MOST_TOKENS))
-    def next_turn(self, which: int, more: list[int], keeps: int) -> None:
-        """A trajectory between two requests asks for the next one: what it had, or a part of that, and some more."""
+    @rule(
+        which=st.integers(0, 100),
+        more=st.lists(st.integers(0, 1), max_size=3),
+        keeps=st.integers(0, MOST_TOKENS),
+        newer=st.integers(0, 2),
+        max_age=st.integers(0, 2),
+    )
+    def next_turn(self, which: int, more: list[int], keeps: int, newer: int, max_age: int) -> None:
+        """A trajectory between two requests asks for the next one: what it had, or a part of that, and some more; under
+        its version or a newer one.
+        """
         idle = [slot for slot in self.cache._slot_of.values() if not self.live(slot)]
         if idle:
             slot = idle[which % len(idle)]
             version, group, member = self.cache.key(slot)
             had = self.cache.tokens[slot, : self.cache.length[slot]].tolist()[: max(keeps, 1)]
-            self.request(group, member, version, (had + more)[: MOST_TOKENS - 1])
+            kept = self.cache.allocated[slot] > 0 and 0 <= version + newer - self.cache.anchor[slot] <= max_age
+            self.request(group, member, version + newer, (had + more)[: MOST_TOKENS - 1], max_age, builds_on=kept)
 
     @rule(group=st.integers(-1, 0), member=st.integers(0, 2), version=st.integers(0, 1))
     def changes_version(self, group: int, member: int, version: int) -> None:
@@ -55,11 +65,21 @@ class KVCacheMachine(RuleBasedStateMachine):
         if slot is not None:
             self.request(group, member, version, self.cache.tokens[slot, : self.cache.length[slot]].tolist()[:9])
 
-    def request(self, group: int, member: int, version: int, tokens: list[int]) -> None:
+    def request(
+        self,
+        group: int,
+        member: int,
+        version: int,
+        tokens: list[int],
+        max_age: int = 0,
+        builds_on: bool | None = None,
+    ) -> None:
         if self.live(self.cache.slot_of(group, member)):
             return
-        slot = self.cache.open(version, group, member, np.array(tokens, dtype=np.int32), MOST_TOKENS)
+        slot = self.cache.open(version, group, member, np.array(tokens, dtype=np.int32), MOST_TOKENS, max_age)
         assert self.cache.tokens[slot, : len(tokens)].tolist() == tokens
+        assert builds_on is None or builds_on == (self.cache.allocated[slot] > 0) or len(tokens) == 1
+        self.max_age[slot] = max_age
         self.waiting.append(slot)
         self.start(0)
 
@@ -162,10 +182,16 @@ class KVCacheMachine(RuleBasedStateMachine):
             computed, allocated = int(cache.computed[slot]), int(cache.allocated[slot])
             assert 0 <= computed <= allocated <= length
             assert not cache.rows[slot, allocated:].any()
-            tokens = cache.tokens[slot].tolist()
+            tokens, oldest = cache.tokens[slot].tolist(), 0
             for position in range(computed):
-                row = int(cache.rows[slot, position])
-                assert self.content[row] == (version, *tokens[: position + 1])
+                by, *context = self.content[int(cache.rows[slot, position])]
+                assert context == tokens[: position + 1]
+                assert oldest <= by <= version
+                oldest = by
+            if computed:
+                anchor = self.content[int(cache.rows[slot, 0])][0]
+                assert cache.anchor[slot] == anchor
+                assert version - anchor <= self.max_age[slot]
             if not self.live(slot):
                 assert computed == allocated
 

@@ -17,7 +17,8 @@ from tests.engine_twin import (
     run,
 )
 from workers import kv_window
-from workers.engine import Engine, EngineError
+from workers.engine import Engine
+from workers.engine_requests import EngineError
 from workers.model import bind_weights
 
 

@@ -15,7 +15,7 @@ from tests.engine_twin import (
     request,
     run,
 )
-from workers.engine import EngineError, EngineRequest, FinishedSegment
+from workers.engine_requests import EngineError, EngineRequest
 from workers.errors import NonFiniteError
 from workers.model import bind_weights
 
@@ -129,18 +129,22 @@ def test_a_version_in_use_can_not_be_dropped():
         engine.step()
     drain(engine, 1)
     engine.drop_version(1)
-    assert engine.kv_tokens_free == 2000  # also that of the trajectory, which is still known
     with pytest.raises(EngineError, match="can't be dropped"):
         engine.drop_version(1)
-    engine.set_weights(1, WEIGHTS[2])
-    asked = request(1, [1, 2, 3], group=0, version=1)
+    with pytest.raises(EngineError, match="asks for version 1"):
+        engine.add(request(1, [1, 2, 3], version=1))
+
+
+def test_a_dropped_version_that_comes_back_goes_on_over_its_kv():
+    engine = make_engine()
+    first = request(0, [1, 2, 3], version=1)
+    (segment,) = run(engine, first)
+    engine.drop_version(1)
+    engine.set_weights(1, WEIGHTS[1])
+    asked = request(1, [1, 2, 3, *segment.tokens, 9], group=0, version=1, generated=6)
     (segment,) = run(engine, asked)
-    assert segment.cached == 0
-    assert_like_full_forward(EngineRequest(1, 0, 0, 2, asked.tokens, 6, 0), FinishedSegment(1, 2, *_tail(segment)))
-
-
-def _tail(segment: FinishedSegment) -> tuple:
-    return (segment.tokens, segment.logprobs, segment.cached, segment.stopped, segment.seconds, segment.queue_seconds)
+    assert segment.cached == 8
+    assert_like_full_forward(asked, segment)
 
 
 def test_weights_of_a_version_are_set_once():

@@ -220,17 +220,68 @@ def test_rows_beyond_a_sequence_are_row_zero():
     assert not cache.rows.any()
 
 
-def test_dropping_a_version_frees_its_idle_kv_and_prompts():
+def test_dropping_a_version_frees_its_prompts_and_keeps_what_a_newer_one_may_build_on():
     cache = KVCache(20)
-    for version in (0, 1):
-        slot = begin(cache, 0, ids(1, 2, 3), version=version, group=version)
-        compute(cache, slot)
-        cache.park(slot)
+    slot = begin(cache, 0, ids(1, 2, 3))
+    compute(cache, slot)
+    cache.park(slot)
+    begin(cache, 1, ids(1, 2, 9))
+    assert cache.pool.num_free == 16
+    cache.release(0, 1)
     cache.drop_version(0)
-    assert cache.pool.num_free == 17
+    assert cache.pool.num_free == 17 and cache.pool.references.max() == 1
+    assert cache.make_room(20)  # what idles can still be evicted
     cache.release(0, 0)
-    cache.release(1, 0)
     assert cache.pool.num_free == 20
+
+
+def go_on(cache, slot, context, version, max_age):
+    """The trajectory's next request, computed to its end."""
+    cache.park(slot)
+    _, group, member = cache.key(slot)
+    assert cache.open(version, group, member, ids(*context), len(context) + 2, max_age) == slot
+    assert cache.start(slot)
+    kept = int(cache.computed[slot])
+    compute(cache, slot)
+    return kept, int(cache.anchor[slot])
+
+
+def test_a_newer_version_builds_on_kv_within_its_age_and_from_nothing_beyond():
+    cache = KVCache(40)
+    slot = begin(cache, 0, ids(1, 2, 3), version=4)
+    compute(cache, slot)
+    assert go_on(cache, slot, (1, 2, 3, 4), 5, max_age=2) == (3, 4)
+    assert go_on(cache, slot, (1, 2, 3, 4, 5, 6), 6, max_age=2) == (4, 4)
+    assert go_on(cache, slot, (1, 2, 7, 7), 6, max_age=2) == (2, 4)  # a context that turns elsewhere
+    assert go_on(cache, slot, (1, 2, 7, 7, 8), 7, max_age=2) == (0, 7)
+    assert go_on(cache, slot, (1, 2, 7, 7, 8), 7, max_age=0) == (4, 7)
+    assert go_on(cache, slot, (1, 2, 7, 7, 8), 6, max_age=2) == (0, 6)  # never over KV of a newer version
+    cache.release(0, 0)
+    assert cache.pool.num_free == 40
+
+
+def test_evicted_kv_is_computed_under_the_version_that_comes_next():
+    cache = KVCache(8)
+    slot = begin(cache, 0, ids(1, 2, 3), version=4)
+    compute(cache, slot)
+    cache.park(slot)
+    assert cache.make_room(8)
+    assert go_on(cache, slot, (1, 2, 3, 4), 5, max_age=3) == (0, 5)
+
+
+def test_a_prompt_is_shared_under_its_own_version_only():
+    cache = KVCache(40)
+    old, new = begin(cache, 0, ids(1, 2, 3, 4), version=4), begin(cache, 1, ids(1, 2, 3, 4), version=5)
+    compute(cache, old)
+    compute(cache, new)
+    late = begin(cache, 2, ids(1, 2, 3, 4), version=5)
+    assert cache.rows[late, :3].tolist() == cache.rows[new, :3].tolist() and cache.anchor[late] == 5
+    # More of the prompt under version 5 than is left of what version 4 has computed: it is all of version 5 then.
+    assert go_on(cache, old, (1, 9), 5, max_age=1) == (1, 4)
+    assert go_on(cache, old, (1, 2, 3, 4, 5), 5, max_age=1) == (4, 5)
+    for member in range(3):
+        cache.release(0, member)
+    assert cache.pool.num_free == 40
 
 
 def test_releasing_an_unknown_trajectory_is_harmless():

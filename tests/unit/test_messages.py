@@ -9,8 +9,8 @@ from workers import messages
 from workers.errors import MessageError
 from workers.messages import PROTOCOL, decode, encode
 
-SEGMENT = messages.Segment(7, 3, 4096, 12, 8, True, 0.25, 0.0)
-REQUEST = messages.GenerateRequest(7, -1, 2, 3, 1, 4096, 100, 64, 12)
+SEGMENT = messages.Segment(7, 3, 2, 4096, 12, 8, True, 0.25, 0.0)
+REQUEST = messages.GenerateRequest(7, -1, 2, 3, 1, 4096, 100, 64, 12, 1)
 CALL = messages.EnvironmentCall(9, 4, 2, "reset", {"row": {"number": 3}, "seed": 2**63 - 1})
 REPLY = messages.EnvironmentReply(
     9, {"messages": None, "reward": 1.0}, [messages.ToolRecord("guess", 0.5, None)], 0.75, None
@@ -88,7 +88,7 @@ def test_whole_numbers_are_taken_for_floats():
         (wire(fields=["sampler", 1, 2]), "Hello message has 3 fields, not 2"),
         (wire(fields=["sampler", "1"]), "Hello.pid is '1', which is of the wrong type"),
         (wire(fields=[None, 1]), "Hello.role is None"),
-        (wire(EXAMPLES[9], fields=[[[1, 2]], 0]), "GenerateRequest record is .* not an array of 9 fields"),
+        (wire(EXAMPLES[9], fields=[[[1, 2]], 0]), "GenerateRequest record is .* not an array of 10 fields"),
         (wire(EXAMPLES[9], fields=[[5], 0]), "GenerateRequest record is 5"),
         (wire(EXAMPLES[9], fields=[{}, 0]), "Generate.requests is {}"),
         (wire(EXAMPLES[-1], fields=[[[9, {}, [["guess", 0.5]], 0.75, None]]]), "ToolRecord record is"),

@@ -6,7 +6,7 @@ from array import array
 import pytest
 
 from pipeline.errors import RunError
-from pipeline.sampler_client import RequestLimit, SamplerClient
+from pipeline.sampler_client import Pick, RequestLimit, SamplerClient
 from shm.queue import QueueConsumer, QueueProducer
 from workers.messages import Generate, Payload, Release, Segment, Segments
 from workers.transfer import Inbox
@@ -48,7 +48,7 @@ class FakeSampler:
         request = self.open.pop(number)
         logprobs = array("f", [-0.5 * (index + 1) for index in range(len(tokens))])
         position = self.replies.write(array("i", tokens), logprobs)
-        segment = Segment(number, request.version, position, len(tokens), 3, True, 0.25, 0.5)
+        segment = Segment(number, request.version, request.version - 1, position, len(tokens), 3, True, 0.25, 0.5)
         self.client.receive(Segments(segments=[segment], consumed=self.inbox.consumed))
 
     def report(self):
@@ -72,8 +72,7 @@ def ask(client, priority=0, group=0, member=0, context=(1, 2, 3), max_tokens=16,
         priority=priority,
         group=group,
         member=member,
-        version=5,
-        slot=1,
+        pick=lambda: Pick(5, 1, 2),
         context=list(context),
         max_tokens=max_tokens,
         generated=generated,
@@ -96,13 +95,14 @@ def test_request_and_answer_carry_everything(client):
         await tick()
         ((number, request),) = sampler.open.items()
         assert (request.group, request.member, request.version, request.slot) == (4, 2, 5, 1)
-        assert (request.max_tokens, request.generated) == (12, 5)
+        assert (request.max_tokens, request.generated, request.kv_max_age) == (12, 5, 2)
         assert sampler.contexts[number] == [9, 8, 7, 6]
         sampler.answer(number, tokens=(3, 4, 0))
         return await future
 
     result = run(test())
-    assert (result.tokens, result.logprobs, result.version) == ([3, 4, 0], [-0.5, -1.0, -1.5], 5)
+    assert (result.tokens, result.logprobs) == ([3, 4, 0], [-0.5, -1.0, -1.5])
+    assert (result.version, result.kv_version) == (5, 4)
     assert (result.cached, result.stopped, result.seconds, result.queue_seconds) == (3, True, 0.25, 0.5)
 
 

@@ -14,7 +14,7 @@ class Clock:
 
 
 def segment(tokens, cached):
-    return SegmentResult([1] * tokens, [0.0] * tokens, 3, cached, True, seconds=0.5, queue_seconds=0.125)
+    return SegmentResult([1] * tokens, [0.0] * tokens, 3, 3, cached, True, seconds=0.5, queue_seconds=0.125)
 
 
 @pytest.fixture

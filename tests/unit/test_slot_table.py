@@ -62,6 +62,17 @@ def test_leased_and_committed_slots_are_never_named_for_the_next_version(table):
     assert table.slot_for_next() == 1
 
 
+def test_a_slot_named_for_the_next_version_is_leased_to_nobody_from_then_on(table):
+    table.published(1, 1)
+    table.published(2, 2)
+    assert table.resident == [0, 1, 2]
+    assert table.slot_for_next() == 0
+    assert table.resident == [1, 2]
+    with pytest.raises(RunError, match="No slot holds version 0"):
+        table.lease(0)
+    assert table.slot_for_next() == 0  # asked again, it is the same
+
+
 def test_overwritten_version_is_gone(table):
     table.published(1, 1)
     table.published(2, 0)
@@ -88,10 +99,12 @@ class Slots(RuleBasedStateMachine):
         self.place = {0: 0}  # version -> slot, of those not overwritten
         self.leases = {}  # version -> holds
 
-    @rule()
-    def lease_the_committed_version(self):
-        assert self.table.lease(self.version) == self.place[self.version]
-        self.leases[self.version] = self.leases.get(self.version, 0) + 1
+    @rule(back=st.integers(0, 5))
+    def lease_a_resident_version(self, back):
+        assert sorted(self.table.resident) == sorted(self.place)
+        version = sorted(self.place, reverse=True)[back % len(self.place)]
+        assert self.table.lease(version) == self.place[version]
+        self.leases[version] = self.leases.get(version, 0) + 1
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())

@@ -63,7 +63,7 @@ def go_on(max_turn_tokens=None, **metrics):
 
 def segment(*tokens, stopped=None, version=5):
     stopped = bool(tokens) and tokens[-1] == STOP if stopped is None else stopped
-    return SegmentResult(list(tokens), [-float(token) for token in tokens], version, 0, stopped, 0.1, 0.0)
+    return SegmentResult(list(tokens), [-float(token) for token in tokens], version, version, 0, stopped, 0.1, 0.0)
 
 
 class Played:
