@@ -27,6 +27,7 @@ STRAGGLER_POLICIES = ("truncate", "carry_over", "discard")
 KV_LIMIT_POLICIES = ("hold", "refill")
 NORMALIZATIONS = ("token", "sequence", "batch", "sum", "prompt")
 TRUNCATION_POLICIES = ("zero_reward", "reward", "drop", "drop_and_exclude_from_baseline")
+LEAST_TEMPERATURE = 1e-4
 # Why a trajectory can end before its environment ends it.
 TRUNCATION_CAUSES = (
     "turns",
@@ -150,7 +151,9 @@ class Truncation:
     """What a truncated trajectory's reward counts for, by cause where named, else as `train` says."""
 
     train: str = option("zero_reward", "policy of a truncated trajectory's reward")
-    by_cause: Mapping[str, str] = field(default_factory=dict)
+    by_cause: Mapping[str, str] = field(
+        default_factory=dict, metadata={"meaning": "policies of single causes, as turns=drop,context=reward"}
+    )
 
     def __post_init__(self) -> None:
         check_choice(self, "train", TRUNCATION_POLICIES)
@@ -205,9 +208,14 @@ class Sampling:
 
     def __post_init__(self) -> None:
         check_number(self, "temperature", at_least=0.0)
+        if 0.0 < self.temperature < LEAST_TEMPERATURE:
+            raise ConfigError(
+                f"{label(self, 'temperature')} is {self.temperature:g}; logits over so small a number leave float32: "
+                f"use at least {LEAST_TEMPERATURE:g}, or 0 for the likeliest token always."
+            )
         check_number(self, "top_p", above=0.0, at_most=1.0)
         check_integer(self, "top_k", minimum=-1, unit="the likeliest tokens (-1: all)")
-        check_integer(self, "seed", minimum=0, unit="random streams")
+        check_integer(self, "seed", minimum=0, maximum=2**63 - 1, unit="random streams")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,8 +27,13 @@ def required(meaning: str) -> Any:
     return field(metadata={"meaning": meaning})
 
 
-def check_integer(owner: object, name: str, *, minimum: int, unit: str, optional: bool = False) -> None:
-    """Require an int >= minimum; None too when optional. `unit` completes "it counts …"."""
+MAX_COUNT = 2**31 - 1  # counts travel as 32-bit numbers, and nothing real needs more
+
+
+def check_integer(
+    owner: object, name: str, *, minimum: int, unit: str, maximum: int = MAX_COUNT, optional: bool = False
+) -> None:
+    """Require an int from minimum to maximum; None too when optional. `unit` completes "it counts …"."""
     value = getattr(owner, name)
     if value is None and optional:
         return
@@ -37,6 +42,8 @@ def check_integer(owner: object, name: str, *, minimum: int, unit: str, optional
             f"{label(owner, name)} is {value!r}; it counts {unit}, so it must be a whole number of at least {minimum}"
             f"{' (or None)' if optional else ''}."
         )
+    if value > maximum:
+        raise ConfigError(f"{label(owner, name)} is {value}; it counts {unit}, and may be at most {maximum:,}.")
 
 
 def check_number(

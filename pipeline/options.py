@@ -7,7 +7,7 @@ sentence that names the option as the user wrote it.
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
@@ -43,6 +43,7 @@ RENAMED = {
     (KVCache, "max_staleness"): "kv_max_staleness",
     (KVCache, "on_limit"): "kv_on_limit",
     (Truncation, "train"): "truncation",
+    (Truncation, "by_cause"): "truncation_by_cause",
     (ForwardBackwardBatch, "min_sequences"): "overlap_min_sequences",
     (ForwardBackwardBatch, "min_tokens"): "overlap_min_tokens",
 }
@@ -82,7 +83,7 @@ EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
         ),
     ),
     (GroupCompletion, ("mode", "min_members", "on_stragglers", "max_straggler_tokens")),
-    (Truncation, ("train",)),
+    (Truncation, ("train", "by_cause")),
     (Sampling, ("temperature", "top_p", "top_k")),
     (Adam, ("lr", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm")),
     (Cosine, ("warmup", "floor")),
@@ -143,6 +144,8 @@ def _option(owner: type, spec: Field) -> Option:
     kinds = get_args(spec.type) or (spec.type,)
     optional = NoneType in kinds or (spec.name in DECIDED_LATE and DECIDED_LATE[spec.name] is None)
     kind = next(kind for kind in kinds if kind is not NoneType)
+    if spec.default_factory is not MISSING:  # a mapping, written as text
+        return Option(RENAMED[owner, spec.name], owner, spec.name, str, False, spec.metadata["meaning"], "")
     name = RENAMED.get((owner, spec.name), spec.name)
     return Option(name, owner, spec.name, kind, optional, spec.metadata["meaning"], spec.default)
 
@@ -201,12 +204,18 @@ def build(values: Mapping[str, Any]) -> RunConfig:
         advantage=advantage_named(values.get("advantage", "group")),
         loss=CISPO(**parts[CISPO]),
         completion=GroupCompletion(**({"min_members": min(2, values["group_size"])} | completion)),
-        truncation=Truncation(**parts[Truncation]),
+        truncation=make_truncation(**parts[Truncation]),
         forward_backward_batch=ForwardBackwardBatch(**overlap) if overlap else "auto",
         **parts[TrainerConfig],
     )
     run = parts[RunConfig] | {"device": device, "samplers": samplers}
     return RunConfig(**run, trainer=trainer)
+
+
+def make_truncation(by_cause: str = "", **options: Any) -> Truncation:
+    """by_cause: `turns=drop,context=reward`."""
+    pairs = [pair.partition("=")[::2] for pair in by_cause.split(",") if pair]
+    return Truncation(by_cause={cause.strip(): policy.strip() for cause, policy in pairs}, **options)
 
 
 def convert(option: Option, given: Given) -> Any:
@@ -264,8 +273,8 @@ def options_table() -> str:
 
 
 def text_of(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return str(value).lower()
+    if value is None or value == "" or isinstance(value, bool):
+        return str(value).lower() or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

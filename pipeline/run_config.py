@@ -85,7 +85,7 @@ class RunConfig:
         check_choice(self, "task", tuple(TASKS))
         advantage_named(self.advantage)
         check_integer(self, "steps", minimum=1, unit="batches to train")
-        check_integer(self, "seed", minimum=0, unit="random streams")
+        check_integer(self, "seed", minimum=0, maximum=2**63 - 1, unit="random streams")
         check_choice(self, "device", ("cpu", "cuda"))
         check_integer(self, "samplers", minimum=1, unit="sampler processes")
         check_class(self, "trainer", (TrainerConfig,))
