@@ -7,7 +7,6 @@ These are the names that users import. No torch is loaded here: models live in t
 
 from pipeline.advantages import Batchwise, GroupCentered
 from pipeline.config import (
-    CISPO,
     Adam,
     Budget,
     Cosine,
@@ -17,10 +16,12 @@ from pipeline.config import (
     Sampling,
     Schedule,
     Truncation,
+    cosine,
 )
 from pipeline.env import Env, ToolCall, TrajectoryView, Turn, TurnResult, tool
 from pipeline.errors import ConfigError, ConfigTypeError, InfrastructureError, RunError, TrajectoryError
 from pipeline.evaluate import Evaluation, FinalEvaluation
+from pipeline.losses import CISPO, GSPO, PPO, CustomLoss, DecoupledPPO, ImportanceSampling, PolicyGradient
 from pipeline.rendering import TerseChat, TinyChat
 from pipeline.rollout_engine import RolloutEngine
 from pipeline.supervisor import Supervisor
@@ -41,17 +42,23 @@ __all__ = [
     "ConfigError",
     "ConfigTypeError",
     "Cosine",
+    "CustomLoss",
+    "DecoupledPPO",
     "Env",
     "Evaluation",
     "FinalEvaluation",
     "ForwardBackwardBatch",
+    "GSPO",
     "Group",
     "GroupCentered",
     "GroupCompletion",
     "HeadwayError",
+    "ImportanceSampling",
     "InfrastructureError",
     "KVCache",
     "ModelConfig",
+    "PPO",
+    "PolicyGradient",
     "RolloutEngine",
     "RunError",
     "Sampling",
@@ -70,6 +77,7 @@ __all__ = [
     "TurnResult",
     "WorkerDied",
     "__version__",
+    "cosine",
     "run",
     "tool",
 ]

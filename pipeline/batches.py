@@ -53,11 +53,13 @@ def make_batch(
     mask_older_than: int | None = None,
     max_age: int | None = None,
     streamed: bool = False,
+    train_all: bool = False,
 ) -> TrainingBatch:
     """Rows and metrics of one batch; with `streamed`, the divisors common to the batch are left to gradient_scale.
 
     version: the learner's, before the update. mask_older_than: tokens of a greater age are not trained. max_age: a
-    greater age is an error. Raises RunError for a span of an impossible age and for a trajectory without a reward.
+    greater age is an error. train_all: keep rows without advantage, for a loss with a gradient there. Raises RunError
+    for a span of an impossible age and for a trajectory without a reward.
     """
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     group_of_T = np.repeat(np.arange(len(groups)), [len(group.trajectories) for group in groups])
@@ -87,13 +89,16 @@ def make_batch(
                 f"{type(advantage).__name__} needs the rewards of the whole batch; it cannot train in chunks."
             )
         advantages, deviation = advantage.compute_deferred(rewards, min_members)
+        if train_all and advantage.standardize == "batch":
+            raise RunError("A loss that is no multiple of the advantage can't defer the advantages' deviation.")
     else:
         advantages, deviation = advantage.compute(rewards, min_members), 1.0
     advantages_T = np.fromiter(chain.from_iterable(advantages), dtype=np.float64, count=len(trajectories))
     own_T, common = _divisors(normalize, trained_T, trained_G, group_of_T)
-    coefficients_T = advantages_T / (own_T if streamed else own_T * common)
-    weights_N = np.where(trained_N, coefficients_T[flat.trajectory_of], 0.0)
-    rows = weigh(flat, weights_N, trajectories)
+    divisors_T = np.broadcast_to(own_T if streamed else own_T * common, len(trajectories))
+    scales_N = np.where(trained_N, 1.0 / divisors_T[flat.trajectory_of], 0.0)
+    weights_N = np.where(trained_N, (advantages_T / divisors_T)[flat.trajectory_of], 0.0)
+    rows = weigh(flat, weights_N, scales_N, trajectories, by_scale=train_all)
 
     num_generated = int(generated_T.sum())
     num_masked = int(np.count_nonzero(aged_N)) if aged_N is not None else 0

@@ -25,7 +25,6 @@ PRIORITIES = ("fifo", "predicted_length")
 COMPLETION_MODES = ("wait", "deadline")
 STRAGGLER_POLICIES = ("truncate", "carry_over", "discard")
 KV_LIMIT_POLICIES = ("hold", "refill")
-NORMALIZATIONS = ("token", "sequence", "batch", "sum", "prompt")
 TRUNCATION_POLICIES = ("zero_reward", "reward", "drop", "drop_and_exclude_from_baseline")
 LEAST_TEMPERATURE = 1e-4
 # Why a trajectory can end before its environment ends it.
@@ -230,6 +229,11 @@ class Cosine:
         check_number(self, "floor", at_least=0.0, at_most=1.0)
 
 
+def cosine(warmup: int = 0, floor: float = 0.0) -> Cosine:
+    """The schedule `Cosine(warmup=warmup, floor=floor)`, as `Adam(schedule=rl.cosine(10, 0.1))` reads best."""
+    return Cosine(warmup=warmup, floor=floor)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adam:
     """The optimizer: Adam with decoupled weight decay."""
@@ -250,15 +254,3 @@ class Adam:
         check_number(self, "weight_decay", at_least=0.0)
         check_number(self, "grad_clip_norm", above=0.0, optional=True)
         check_class(self, "schedule", (Cosine,), optional=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CISPO:
-    """-A · stop_gradient(min(ratio, eps_max)) · log p per token (MiniMax-M1, arXiv 2506.13585)."""
-
-    normalize: str = required("what the loss is averaged over: token, sequence, batch, sum (no average) or prompt")
-    eps_max: float = option(6.0, "cap on the importance ratio")
-
-    def __post_init__(self) -> None:
-        check_choice(self, "normalize", NORMALIZATIONS)
-        check_number(self, "eps_max", above=0.0)

@@ -27,7 +27,7 @@ def run(config: RunConfig) -> int:
 def make_supervisor(config: RunConfig) -> Supervisor:
     """The processes' owner for `config`: its model speaks the task's format."""
     chat = TASKS[config.task].chat_format()
-    return Supervisor(config.model, chat=chat, samplers=config.samplers, device=config.device)
+    return Supervisor(config.model, chat=chat, samplers=config.samplers, device=config.device, dtype=config.dtype)
 
 
 def make_trainer(model: Supervisor, config: RunConfig, final_evaluation: FinalEvaluation | None = None) -> AsyncTrainer:

@@ -30,6 +30,7 @@ class LearnerClient:
         lengths: np.ndarray,
         tokens: np.ndarray,
         weights: np.ndarray,
+        scales: np.ndarray,
         behaviour_logprobs: np.ndarray,
         versions: np.ndarray,
         zero_gradients: bool = True,
@@ -44,6 +45,7 @@ class LearnerClient:
                 (lengths, np.int32),
                 (tokens, np.int32),
                 (weights, np.float32),
+                (scales, np.float32),
                 (behaviour_logprobs, np.float32),
                 (versions, np.int32),
             )

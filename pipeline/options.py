@@ -14,7 +14,6 @@ from typing import Any, get_args
 
 from pipeline.command_line import Given, read_arguments, read_toml, suggestion
 from pipeline.config import (
-    CISPO,
     Adam,
     Budget,
     Cosine,
@@ -26,7 +25,8 @@ from pipeline.config import (
     Truncation,
 )
 from pipeline.errors import ConfigError
-from pipeline.run_config import COMMON, MODES, RunConfig, advantage_named, task_defaults
+from pipeline.losses import CISPO, LOSSES, PPO, CustomLoss, DecoupledPPO, Loss
+from pipeline.run_config import COMMON, LOSSES_BY_NAME, MODES, RunConfig, advantage_named, loss_named, task_defaults
 from pipeline.run_directory import check_run_dir
 from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig, TrainerConfig
@@ -46,13 +46,27 @@ RENAMED = {
     (Truncation, "by_cause"): "truncation_by_cause",
     (ForwardBackwardBatch, "min_sequences"): "overlap_min_sequences",
     (ForwardBackwardBatch, "min_tokens"): "overlap_min_tokens",
+    (CustomLoss, "path"): "loss_function",
 }
 
 # Which fields are options, in the order of --help.
 EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
     (
         RunConfig,
-        ("mode", "task", "model", "steps", "seed", "device", "samplers", "run_dir", "tool_latency", "advantage"),
+        (
+            "mode",
+            "task",
+            "model",
+            "steps",
+            "seed",
+            "device",
+            "samplers",
+            "dtype",
+            "run_dir",
+            "tool_latency",
+            "advantage",
+            "loss",
+        ),
     ),
     (
         TrainerConfig,
@@ -66,6 +80,8 @@ EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
             "on_failure",
             "allow_trajectory_loss",
             "allow_unbounded_staleness",
+            "kl_coefficient",
+            "entropy_coefficient",
         ),
     ),
     (ForwardBackwardBatch, ("min_sequences", "min_tokens")),
@@ -88,6 +104,9 @@ EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
     (Adam, ("lr", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm")),
     (Cosine, ("warmup", "floor")),
     (CISPO, ("normalize", "eps_max")),
+    (PPO, ("clip_low", "clip_high")),  # each option of a loss stands once here, under the first that has it
+    (DecoupledPPO, ("max_importance_weight",)),
+    (CustomLoss, ("path",)),
     (EngineConfig, ("sampling_policy", "environment_timeout")),
     (KVCache, ("max_staleness", "on_limit", "allow_reprefill")),
 )
@@ -128,6 +147,8 @@ class Option:
 
     def default_text(self) -> str:
         """The default as help and docs show it, with mode or task where they differ."""
+        if self.owner in LOSSES and self.name not in COMMON:
+            return ", ".join(f"{name} {text_of(value)}" for name, value in self._by_loss().items())
         by_mode = {mode: values.get(self.name, self.default) for mode, values in MODES.items()}
         if len(set(by_mode.values())) == 1:
             by_mode = {}
@@ -138,6 +159,11 @@ class Option:
             texts = [f"{key} {text_of(value)}" for key, value in (by_mode | by_task).items()]
             return ", ".join(texts)
         return text_of(COMMON.get(self.name, DECIDED_LATE.get(self.name, self.default)))
+
+    def _by_loss(self) -> dict[str, Any]:
+        """The default in each loss that takes it; none where it must be named."""
+        found = {name: [f.default for f in fields(cls) if f.name == self.field] for name, cls in LOSSES_BY_NAME.items()}
+        return {name: None if of == [MISSING] else of[0] for name, of in found.items() if of}
 
 
 def _option(owner: type, spec: Field) -> Option:
@@ -202,7 +228,7 @@ def build(values: Mapping[str, Any]) -> RunConfig:
         engine=engine,
         optimizer=Adam(**parts[Adam], schedule=Cosine(**parts[Cosine]) if parts[Cosine] else None),
         advantage=advantage_named(values.get("advantage", "group")),
-        loss=CISPO(**parts[CISPO]),
+        loss=_loss(values.get("loss", "cispo"), parts),
         completion=GroupCompletion(**({"min_members": min(2, values["group_size"])} | completion)),
         truncation=make_truncation(**parts[Truncation]),
         forward_backward_batch=ForwardBackwardBatch(**overlap) if overlap else "auto",
@@ -216,6 +242,20 @@ def make_truncation(by_cause: str = "", **options: Any) -> Truncation:
     """by_cause: `turns=drop,context=reward`."""
     pairs = [pair.partition("=")[::2] for pair in by_cause.split(",") if pair]
     return Truncation(by_cause={cause.strip(): policy.strip() for cause, policy in pairs}, **options)
+
+
+def _loss(name: str, parts: Mapping[type, dict[str, Any]]) -> Loss:
+    """The loss of that name with its options. ConfigError for those that it doesn't take."""
+    chosen = loss_named(name)
+    own = {f.name for f in fields(chosen)}
+    given = {key: value for owner in LOSSES for key, value in parts.get(owner, {}).items()}
+    for owner in LOSSES:
+        for key in parts.get(owner, {}):
+            if key not in own:
+                raise ConfigError(f"{owner.__name__}.{key} has no effect with the loss {name!r}; leave it out.")
+    if chosen is CustomLoss and "path" not in given:
+        raise ConfigError(f"RunConfig.loss is {name!r}, which needs CustomLoss.path, your function as module:function.")
+    return chosen(**given)
 
 
 def convert(option: Option, given: Given) -> Any:
@@ -246,7 +286,10 @@ def as_written(message: str, given: Mapping[str, Given]) -> str:
     for option in OPTIONS.values():
         where = given[option.name].where if option.name in given else option.flag
         owner = "RolloutEngine" if option.owner is Sampling else getattr(option.owner, "LABEL", option.owner.__name__)
-        for label in (f"{owner}.{option.field}", f"{option.owner.__name__}.{option.field}"):
+        owners = {owner, option.owner.__name__}
+        if option.owner in LOSSES:  # an option of a loss stands for that of every loss that has it
+            owners |= {cls.__name__ for cls in LOSSES}
+        for label in (f"{name}.{option.field}" for name in sorted(owners)):
             message = re.sub(rf"\b{re.escape(label)}\b", where, message)
         if option.name in ("device", "samplers"):
             message = re.sub(rf"^{option.name} is\b", f"{where} is", message)

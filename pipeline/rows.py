@@ -17,15 +17,17 @@ from pipeline.trajectory import Span, Trajectory
 
 @dataclass(slots=True)
 class Rows:
-    """tokens int32, weights float32, behaviour_logprobs float32, versions int32: [N]. The others: int32 [R].
+    """tokens int32, weights, scales, behaviour_logprobs float32, versions int32: [N]. The others: int32 [R].
 
-    `versions` is -1 where the predicted token was not generated; masked tokens keep their log-prob and version. groups,
+    A weight is advantage times scale; a scale is the normalisation alone, 0 where a token is not trained. `versions`
+    is -1 where the predicted token was not generated; masked tokens keep their log-prob and version. groups,
     members: whose row it is. first_tokens: tokens of that trajectory in earlier runs.
     """
 
     lengths: np.ndarray
     tokens: np.ndarray
     weights: np.ndarray
+    scales: np.ndarray
     behaviour_logprobs: np.ndarray
     versions: np.ndarray
     groups: np.ndarray
@@ -42,7 +44,7 @@ class Rows:
 
     def payload(self) -> tuple[np.ndarray, ...]:
         """The arrays of a `ForwardBackward` payload, in wire order."""
-        return self.lengths, self.tokens, self.weights, self.behaviour_logprobs, self.versions
+        return self.lengths, self.tokens, self.weights, self.scales, self.behaviour_logprobs, self.versions
 
 
 @dataclass(slots=True)
@@ -113,23 +115,26 @@ def flatten(trajectories: Sequence[Trajectory]) -> Flat:
     )
 
 
-def weigh(flat: Flat, weights_N: np.ndarray, trajectories: Sequence[Trajectory]) -> Rows:
-    """Move each token's values to the entry that predicts it, and leave out the rows that weigh nothing.
+def weigh(
+    flat: Flat, weights_N: np.ndarray, scales_N: np.ndarray, trajectories: Sequence[Trajectory], by_scale: bool
+) -> Rows:
+    """Move each token's values to the entry that predicts it, and leave out the rows that train nothing.
 
-    weights_N: of each token at its own position. A row starts with a prompt, whose first token nothing predicts, so
-    nothing crosses into the row before it.
+    Those are rows without a weight or, with `by_scale`, without a scale. weights_N, scales_N: of each token at its own
+    position. A row starts with a prompt, whose first token nothing predicts, so nothing crosses into the row before it.
     """
     lengths = np.array(flat.row_lengths, dtype=np.int32)
-    weights = weights_N.astype(np.float32)
+    weights, scales = weights_N.astype(np.float32), scales_N.astype(np.float32)
     kept_R = np.zeros(0, dtype=bool)
     if len(lengths):
-        kept_R = np.logical_or.reduceat(weights != 0, np.cumsum(lengths) - lengths)
+        kept_R = np.logical_or.reduceat((scales if by_scale else weights) != 0, np.cumsum(lengths) - lengths)
     kept_N = np.repeat(kept_R, lengths)
     owners = [trajectories[index] for index, kept in zip(flat.row_trajectories, kept_R, strict=True) if kept]
     return Rows(
         lengths=lengths[kept_R],
         tokens=flat.tokens[kept_N],
         weights=_by_prediction(weights, 0)[kept_N],
+        scales=_by_prediction(scales, 0)[kept_N],
         behaviour_logprobs=_by_prediction(flat.logprobs, 0)[kept_N],
         versions=_by_prediction(flat.versions, -1)[kept_N],
         groups=np.array([owner.group for owner in owners], dtype=np.int32),

@@ -14,7 +14,7 @@ from workers.model_config import ModelConfig, layout
 
 REQUEST_QUEUE_BYTES = 4 << 20  # contexts on their way to one sampler
 REPLY_QUEUE_BYTES = 8 << 20  # segments on their way back, at 8 bytes a token
-BATCH_QUEUE_BYTES = 8 << 20  # rows on their way to the learner, at 16 bytes a token; larger batches go in pieces
+BATCH_QUEUE_BYTES = 8 << 20  # rows on their way to the learner, at 20 bytes a token; larger batches go in pieces
 LEARNER_ROW = 0  # of the ledger's worker table; samplers follow
 
 
@@ -31,6 +31,8 @@ class RunSpec:
     sampling: dict[str, Any]  # temperature, top_p, top_k, stop_ids
     optimizer: dict[str, Any]
     loss: dict[str, Any]
+    kl_coefficient: float = 0.0
+    entropy_coefficient: float = 0.0
     max_context_tokens: int  # of one trajectory: what the budget, the model and the KV pool all allow
     kv_tokens: int
     reply_tokens: int  # largest segment that may be asked for
@@ -40,7 +42,7 @@ class RunSpec:
     learner_threads: int
     learner_device: str = "cpu"
     sampler_devices: list[str] = field(default_factory=lambda: ["cpu"])
-    dtype: str = "float32"
+    dtype: str = "float32"  # of the slots and of all computation; master weights are float32
     environment_timeout: float = 600.0  # seconds that one call into an environment may take
     check_weights: bool = False  # checksum mode: samplers verify their slots before every step
 
@@ -94,6 +96,8 @@ class RunBlocks:
             "max_staleness": spec.max_staleness,
             "optimizer": spec.optimizer,
             "loss": spec.loss,
+            "kl_coefficient": spec.kl_coefficient,
+            "entropy_coefficient": spec.entropy_coefficient,
             "temperature": spec.sampling["temperature"],
             "micro_batch_tokens": spec.micro_batch_tokens,
         }

@@ -13,10 +13,12 @@ from typing import Any
 from pipeline.advantages import Batchwise, GroupCentered
 from pipeline.config_checks import check_choice, check_class, check_integer, option, required
 from pipeline.errors import ConfigError
+from pipeline.losses import CISPO, GSPO, PPO, CustomLoss, DecoupledPPO, ImportanceSampling, Loss, PolicyGradient
 from pipeline.tasks import TASKS
 from pipeline.tasks.latency import FORMS, parse_latency
 from pipeline.trainer_config import TrainerConfig
 from pipeline.version import VERSION
+from shm.layout import ELEMENT_BYTES
 
 # The two modes differ in these options and nothing else.
 MODES: dict[str, dict[str, Any]] = {
@@ -29,7 +31,20 @@ MODES: dict[str, dict[str, Any]] = {
 ADVANTAGES: dict[str, GroupCentered | Batchwise] = {
     "group": GroupCentered(),
     "group_std": GroupCentered(standardize=True),
+    "group_batch_std": GroupCentered(standardize="batch"),
     "batch": Batchwise(),
+    "batch_std": Batchwise(standardize=True),
+}
+
+# The names of the losses on the command line.
+LOSSES_BY_NAME: dict[str, type[Loss]] = {
+    "cispo": CISPO,
+    "ppo": PPO,
+    "decoupled_ppo": DecoupledPPO,
+    "importance_sampling": ImportanceSampling,
+    "policy_gradient": PolicyGradient,
+    "gspo": GSPO,
+    "custom": CustomLoss,
 }
 
 
@@ -38,6 +53,13 @@ def advantage_named(name: str) -> GroupCentered | Batchwise:
     if name not in ADVANTAGES:
         raise ConfigError(f"RunConfig.advantage is {name!r}; it must be one of {', '.join(ADVANTAGES)}.")
     return ADVANTAGES[name]
+
+
+def loss_named(name: str) -> type[Loss]:
+    """Raises ConfigError for a name that is none."""
+    if name not in LOSSES_BY_NAME:
+        raise ConfigError(f"RunConfig.loss is {name!r}; it must be one of {', '.join(LOSSES_BY_NAME)}.")
+    return LOSSES_BY_NAME[name]
 
 
 # What every task trains with unless its recipe or the user says otherwise.
@@ -73,17 +95,23 @@ class RunConfig:
     seed: int = option(0, "of the model's first weights, the task's rows and the sampling noise")
     device: str = required("cpu, cuda, or auto: cuda where there is a GPU")
     samplers: int = required("sampler processes; none: one, or one per GPU beside the learner's")
+    dtype: str = option("float32", "what samplers and learner compute in, or bfloat16; master weights are float32")
     run_dir: str | None = option(None, "where the run's files go; none: runs/<time>-<mode>")
     tool_latency: str = option("none", "how long the task's tool takes: none, fixed:MS or lognormal:MEDIAN_MS:SIGMA")
     advantage: str = option(
-        "group", "a reward minus the mean of its group; group_std: over the group's deviation, too; batch: of the batch"
+        "group",
+        "a reward minus the mean of its group; group_std: over the group's deviation, too; group_batch_std: over the "
+        "common deviation; batch, batch_std: the same with the mean and the deviation of the whole batch",
     )
+    loss: str = option("cispo", "which loss: " + ", ".join(LOSSES_BY_NAME) + " (a function of your own)")
     trainer: TrainerConfig
 
     def __post_init__(self) -> None:
         check_choice(self, "mode", tuple(MODES))
         check_choice(self, "task", tuple(TASKS))
         advantage_named(self.advantage)
+        loss_named(self.loss)
+        check_choice(self, "dtype", tuple(ELEMENT_BYTES))
         check_integer(self, "steps", minimum=1, unit="batches to train")
         check_integer(self, "seed", minimum=0, maximum=2**63 - 1, unit="random streams")
         check_choice(self, "device", ("cpu", "cuda"))

@@ -2,6 +2,7 @@
 
 from pipeline.config import Budget
 from pipeline.errors import ConfigError
+from pipeline.losses import loss_record
 from pipeline.run_blocks import RunSpec
 from pipeline.supervisor import Supervisor
 from pipeline.trainer_config import TrainerConfig
@@ -40,7 +41,10 @@ def make_spec(model: Supervisor, config: TrainerConfig) -> RunSpec:
             "weight_decay": optimizer.weight_decay,
             "grad_clip_norm": optimizer.grad_clip_norm,
         },
-        loss={"name": type(config.loss).__name__, "eps_max": config.loss.eps_max},
+        loss=loss_record(config.loss),
+        kl_coefficient=config.kl_coefficient,
+        entropy_coefficient=config.entropy_coefficient,
+        dtype=model.dtype,
         max_context_tokens=context,
         kv_tokens=kv_tokens,
         reply_tokens=min(budget.segment_tokens, budget.max_generated_tokens, context),

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.active_run import ActiveRun
+from pipeline.config_checks import quoted
 from pipeline.environment_source import EnvSource
 from pipeline.errors import ConfigError, RunError
 from pipeline.events import EventLog
@@ -16,6 +17,7 @@ from pipeline.rendering import ChatFormat
 from pipeline.run_blocks import RunSpec
 from pipeline.tasks import TASKS
 from pipeline.worker_pool import WorkerPool
+from shm.layout import ELEMENT_BYTES
 from workers.devices import count_gpus, resolve_devices, sampler_device
 from workers.model_config import TINY, ModelConfig
 
@@ -27,9 +29,10 @@ class Supervisor:
     """Owns the processes. Entering it starts none: the first run does, once it is known what they must hold.
 
     model: "tiny", a small decoder from random weights. chat: how conversations become its ids (default: the words of
-    the task `guess`). samplers: sampler processes. device: auto, cpu or cuda. slots: copies of the weights (default
-    `max_staleness + 2`). check_weights: samplers verify a checksum before every step (tests). Use it in `with`; leaving
-    ends every process. Raises ConfigError for what can't be.
+    the task `guess`). samplers: sampler processes. device: auto, cpu or cuda. dtype: what samplers and learner compute
+    in, float32 or bfloat16; the learner's own weights, gradients and optimizer state are float32 either way. slots:
+    copies of the weights (default `max_staleness + 2`). check_weights: samplers verify a checksum before every step
+    (tests). Use it in `with`; leaving ends every process. Raises ConfigError for what can't be.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class Supervisor:
         chat: ChatFormat | None = None,
         samplers: int | None = None,
         device: str = "auto",
+        dtype: str = "float32",
         slots: int | None = None,
         model_config: ModelConfig | None = None,
         check_weights: bool = False,
@@ -48,6 +52,9 @@ class Supervisor:
         self.device, self.num_samplers = resolve_devices(device, samplers)
         self.chat = chat or TASKS["guess"].chat_format()
         self.model_config = model_config or replace(TINY, vocab_size=self.chat.vocab_size)
+        if not isinstance(dtype, str) or dtype not in ELEMENT_BYTES:
+            raise ConfigError(f"dtype is {dtype!r}; it must be one of {quoted(tuple(ELEMENT_BYTES))}.")
+        self.dtype = dtype
         self.slots = slots
         self.check_weights = check_weights
         self._pool = WorkerPool()
@@ -95,7 +102,7 @@ class Supervisor:
     def kv_tokens(self, concurrency: int, max_context_tokens: int) -> int:
         """Tokens of a sampler's KV pool: all that can run at once, within KV_BYTES."""
         config = self.model_config
-        token_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * 4
+        token_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * ELEMENT_BYTES[self.dtype]
         wanted = concurrency * max_context_tokens
         return max(min(wanted, KV_BYTES // token_bytes), 1024)
 

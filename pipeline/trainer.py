@@ -10,12 +10,13 @@ from typing import Any
 
 from pipeline.active_run import ActiveRun
 from pipeline.advantages import Batchwise, GroupCentered
-from pipeline.config import CISPO, Adam, GroupCompletion, Truncation
+from pipeline.config import Adam, GroupCompletion, Truncation
 from pipeline.dataset import check_rows
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.evaluate import Evaluation, FinalEvaluation, evaluate
 from pipeline.events import EventLog
 from pipeline.json_lines import JsonLines
+from pipeline.losses import Loss
 from pipeline.rollout_engine import RolloutEngine
 from pipeline.rollout_log import RolloutLog
 from pipeline.rollouts import Rollouts
@@ -45,7 +46,7 @@ class AsyncTrainer:
         *,
         engine: RolloutEngine,
         optimizer: Adam,
-        loss: CISPO,
+        loss: Loss,
         completion: GroupCompletion,
         groups_per_step: int,
         advantage: GroupCentered | Batchwise | None = None,

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 from pipeline.advantages import Batchwise, GroupCentered
 from pipeline.config import (
-    CISPO,
     Adam,
     Budget,
     ForwardBackwardBatch,
@@ -30,12 +29,12 @@ from pipeline.config_checks import (
     warn,
 )
 from pipeline.errors import ConfigError, ConfigTypeError
+from pipeline.losses import LOSSES, CustomLoss, Loss, unsound_reason
 from pipeline.schedule import BATCH_ORDERS, STALE_POLICIES
 
 SAMPLING_POLICIES = ("trajectory", "segment")
 FAILURE_POLICIES = ("stop", "replace")
 ADVANTAGES = (GroupCentered, Batchwise)
-LOSSES = (CISPO,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +88,12 @@ class TrainerConfig:
 
     engine: EngineConfig
     optimizer: Adam
-    loss: CISPO
+    loss: Loss
     completion: GroupCompletion
     groups_per_step: int = required("groups of one batch")
     group_size: int = option(16, "trajectories of one group")
+    kl_coefficient: float = option(0.0, "of the KL divergence to the first weights, added to the loss; 0: off")
+    entropy_coefficient: float = option(0.0, "of the entropy, taken from the loss; 0: off")
     max_staleness: int = option(2, "largest age of a trained token's policy, in optimizer updates")
     stale_policy: str = option(
         "wait", "what to do before a token gets too old: wait for it, mask_span (don't train it), keep (train it)"
@@ -121,6 +122,8 @@ class TrainerConfig:
         check_integer(self, "groups_per_step", minimum=1, unit="groups of one batch")
         check_integer(self, "group_size", minimum=1, unit="trajectories of one group")
         check_integer(self, "max_staleness", minimum=0, unit="optimizer updates")
+        check_number(self, "kl_coefficient", at_least=0.0)
+        check_number(self, "entropy_coefficient", at_least=0.0)
         check_choice(self, "stale_policy", STALE_POLICIES)
         check_choice(self, "batch_order", BATCH_ORDERS)
         check_choice(self, "on_failure", FAILURE_POLICIES)
@@ -130,6 +133,14 @@ class TrainerConfig:
         self._check_staleness()
         self._check_completion()
         self._check_overlap()
+        why = unsound_reason(self.loss, self.max_staleness)
+        if why is not None:
+            warn(why)
+
+    @property
+    def trains_without_advantage(self) -> bool:
+        """Whether the loss has a gradient where the advantage is 0, so that those rows go to the learner, too."""
+        return self.kl_coefficient > 0 or self.entropy_coefficient > 0 or isinstance(self.loss, CustomLoss)
 
     def check_run(self, *, dataset_rows: int, steps: Any) -> None:
         """Refuse a number of steps that this dataset can't fill; dataset_rows is the number of training rows."""
@@ -151,6 +162,12 @@ class TrainerConfig:
             raise ConfigError(
                 "RolloutEngine.temperature is 0, but training needs log-probs at the sampling temperature; "
                 "set it above 0."
+            )
+        if self.engine.top_p < 1.0 or self.engine.top_k > 0:
+            warn(
+                f"top_p={self.engine.top_p:g} and top_k={self.engine.top_k} narrow what is sampled, but log-probs are "
+                "those of the full distribution at the sampling temperature, in samplers and learner alike: the "
+                "gradient ignores the narrowing. Leave both out for unbiased training."
             )
         if self.engine.schedule.oversample_factor > 1.0 and self.max_staleness == 0:
             raise ConfigError(
@@ -225,6 +242,11 @@ class TrainerConfig:
             (f'completion mode is "{self.completion.mode}"', self.completion.mode != "wait"),
             ('sampling_policy is "segment"', self.engine.sampling_policy != "trajectory"),
             ("advantage needs the whole batch", not isinstance(self.advantage, GroupCentered)),
+            (
+                "the loss has terms that are no multiple of the advantage (kl_coefficient, entropy_coefficient, a "
+                "CustomLoss), while the deviation common to the advantages is known only at the end",
+                self.trains_without_advantage and getattr(self.advantage, "standardize", False) == "batch",
+            ),
         ):
             if found:
                 raise ConfigError(

@@ -180,6 +180,7 @@ class TrainingLoop:
             truncation=config.truncation,
             min_members=config.completion.min_members,
             max_age=config.max_staleness,
+            train_all=config.trains_without_advantage,
         )
 
     def _log_batch(self, n: int, batch: Batch, training: TrainingBatch) -> None:
@@ -204,12 +205,13 @@ class TrainingLoop:
         slot = run.slots.slot_for_next()
         if slot is None:
             raise RunError(f"All {run.spec.num_slots} weight slots are leased at version {version}: a lease was lost.")
-        lengths, tokens, weights, behaviour_logprobs, versions = training.rows.payload()
+        lengths, tokens, weights, scales, behaviour_logprobs, versions = training.rows.payload()
         gradients = await run.learner.forward_backward(
             n,
             lengths=lengths,
             tokens=tokens,
             weights=weights,
+            scales=scales,
             behaviour_logprobs=behaviour_logprobs,
             versions=versions,
         )

@@ -16,7 +16,7 @@ from shm.errors import GateError
 from shm.gate import refusal
 from shm.ledger import Activity, State
 from shm.queue import QueueConsumer
-from workers.attach import Attachments, next_config
+from workers.attach import DTYPES, Attachments, next_config
 from workers.channel import WorkerChannel
 from workers.messages import (
     Consumed,
@@ -77,6 +77,9 @@ class Learner:
             seed=config["seed"],
             optimizer=config["optimizer"],
             loss=config["loss"],
+            kl_coefficient=config["kl_coefficient"],
+            entropy_coefficient=config["entropy_coefficient"],
+            dtype=DTYPES[config["dtype"]],
             temperature=config["temperature"],
             micro_batch_tokens=config["micro_batch_tokens"],
             device=config["device"],
@@ -177,12 +180,13 @@ def read_rows(message: ForwardBackward, inbox: Inbox) -> TrainingRows:
     """The arrays of a ForwardBackward's payload (see its docstring for their order)."""
     data = inbox.take(message.position, message.length)
     rows, tokens = message.num_rows, message.num_tokens
-    words = np.frombuffer(data, dtype=np.int32)  # five arrays of 4-byte words end to end
-    ids, weights, logprobs, versions = np.split(words[rows:], [tokens, 2 * tokens, 3 * tokens])
+    words = np.frombuffer(data, dtype=np.int32)  # six arrays of 4-byte words end to end
+    ids, weights, scales, logprobs, versions = np.split(words[rows:], [k * tokens for k in (1, 2, 3, 4)])
     return TrainingRows(
         lengths=words[:rows],
         tokens=ids,
         weights=weights.view(np.float32),
+        scales=scales.view(np.float32),
         behaviour_logprobs=logprobs.view(np.float32),
         versions=versions,
     )

@@ -183,8 +183,9 @@ class ForwardBackward(Message):
     """Supervisor → learner: gradients of the rows at `position`, accumulated until the next `OptimStep`.
 
     Payload: int32 row lengths [num_rows]; then, over the rows' tokens end to end [num_tokens]: int32 token ids, float32
-    loss weights, float32 behaviour log-probs, int32 versions (-1: not generated). Weight, log-prob and version at t
-    belong to the prediction of token t+1; the last entry of a row is 0, 0, -1.
+    loss weights, float32 scales (the normaliser in the weight; 0: not trained), float32 behaviour log-probs, int32
+    versions (-1: not generated). All but the id at t belong to the prediction of token t+1; the last entry of a row is
+    0, 0, 0, -1.
     """
 
     batch: int

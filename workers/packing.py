@@ -1,9 +1,9 @@
 """Training rows, and their cut into micro-batches. Plain numpy, no torch: whoever builds rows can import it.
 
 A row is one conditioning run: its token ids through the last generated one, and per token t, for the prediction of
-token t + 1, a loss weight, a behaviour log-prob and a policy version (-1: token t + 1 was not generated). Letters: R
-rows, S tokens of all rows end to end; in one micro-batch, B rows, T longest of them, N packed input tokens, M
-predictions.
+token t + 1, a loss weight, the normaliser in it, a behaviour log-prob and a policy version (-1: token t + 1 was not
+generated). Letters: R rows, S tokens of all rows end to end; in one micro-batch, B rows, T longest of them, N packed
+input tokens, M predictions.
 """
 
 from collections.abc import Iterator
@@ -28,6 +28,7 @@ class TrainingRows:
     lengths: np.ndarray  # [R] int32
     tokens: np.ndarray  # [S] int32
     weights: np.ndarray  # [S] float32, advantage and normalisation in one; the loss is a plain sum
+    scales: np.ndarray  # [S] float32, the normalisation alone; 0: masked, or its trajectory dropped
     behaviour_logprobs: np.ndarray  # [S] float32
     versions: np.ndarray  # [S] int32
 
@@ -40,8 +41,9 @@ class TrainingRows:
     def check(self, vocab_size: int, max_positions: int) -> None:
         """RowsError when the rows break their rules; NonFiniteError when a weight or log-prob is not finite."""
         total = int(self.lengths.sum(dtype=np.int64))
-        sizes = [len(a) for a in (self.tokens, self.weights, self.behaviour_logprobs, self.versions)]
-        if sizes != [total] * 4:
+        arrays = (self.tokens, self.weights, self.scales, self.behaviour_logprobs, self.versions)
+        sizes = [len(array) for array in arrays]
+        if sizes != [total] * 5:
             raise RowsError(
                 f"The rows have {total} tokens by their lengths, but their arrays hold {sizes}; send one each."
             )
@@ -59,13 +61,20 @@ class TrainingRows:
         rules = (
             ((self.tokens < 0) | (self.tokens >= vocab_size), self.tokens, f"token ids lie in [0, {vocab_size})"),
             (~generated & (self.weights != 0), self.weights, "a weight needs a generated token"),
+            (~generated & (self.scales != 0), self.scales, "a scale needs a generated token"),
+            (self.scales < 0, self.scales, "a scale is at least 0"),
+            ((self.weights != 0) & (self.scales == 0), self.weights, "a weight needs a scale"),
             (last & generated, self.versions, "a row's last token predicts nothing, so its version is -1"),
         )
         for broken, values, rule in rules:
             if broken.any():
                 where = int(np.argmax(broken))
                 raise RowsError(f"{self.place(where)} holds {values[where]}, but {rule}. Build the rows again.")
-        for name, values in (("loss weight", self.weights), ("behaviour log-prob", self.behaviour_logprobs)):
+        for name, values in (
+            ("loss weight", self.weights),
+            ("scale", self.scales),
+            ("behaviour log-prob", self.behaviour_logprobs),
+        ):
             broken = generated & ~np.isfinite(values)
             if broken.any():
                 where = int(np.argmax(broken))
@@ -96,14 +105,16 @@ class MicroBatch:
     predict_index: np.ndarray  # [M] packed tokens whose next token was generated
     targets: np.ndarray  # [M] those next tokens
     sources: np.ndarray  # [M] where each prediction lies in the arrays of TrainingRows
-    needs_gradient: bool  # False: every weight is 0, the rows are only measured
+    rows: np.ndarray  # [M] which of the B rows each prediction belongs to
+    needs_gradient: bool  # False: the rows are only measured
 
 
-def micro_batches(rows: TrainingRows, max_tokens: int) -> Iterator[MicroBatch]:
+def micro_batches(rows: TrainingRows, max_tokens: int, by_scale: bool = False) -> Iterator[MicroBatch]:
     """Cut rows into micro-batches of at most `max_tokens` padded tokens (a longer row goes alone), long rows first.
 
-    Each row is read as far as its last prediction; rows that predict nothing are left out. Rows without weight come
-    last, in micro-batches of their own, so that they cost no backward pass. The same rows always get the same cut.
+    Each row is read as far as its last prediction; rows that predict nothing are left out. Rows without weight (with
+    `by_scale`, for a loss that trains tokens without advantage too: without scale) come last, in micro-batches of their
+    own, so that they cost no backward pass. The same rows always get the same cut.
     """
     starts = rows.starts
     row_of = np.repeat(np.arange(len(rows.lengths)), rows.lengths)
@@ -112,7 +123,7 @@ def micro_batches(rows: TrainingRows, max_tokens: int) -> Iterator[MicroBatch]:
     read = np.zeros(len(rows.lengths), dtype=np.int64)
     np.maximum.at(read, row_of[generated], offsets[generated] + 1)
     weighs = np.zeros(len(rows.lengths), dtype=bool)
-    weighs[row_of[rows.weights != 0]] = True
+    weighs[row_of[(rows.scales if by_scale else rows.weights) != 0]] = True
     for needs_gradient in (True, False):
         chosen = np.flatnonzero((read > 0) & (weighs == needs_gradient))
         chosen = chosen[np.argsort(-read[chosen], kind="stable")]
@@ -146,5 +157,6 @@ def _micro_batch(
         predict_index=predict_index,
         targets=rows.tokens[predicted + 1].astype(np.int64),
         sources=predicted,
+        rows=row_of[predict_index],
         needs_gradient=needs_gradient,
     )

@@ -1,7 +1,9 @@
 """The learner's arithmetic: forward/backward of training rows, and the optimizer step. No process, no message, no slot.
 
 Master weights and gradients are two flat float32 buffers; the model's parameters are views of the one, their `.grad`
-views of the other, so that clipping and AdamW are a few operators however many tensors the model has.
+views of the other, so that clipping and AdamW are a few operators however many tensors the model has. Under another
+compute dtype the parameters are views of a rounded copy, made again after each step: the same rounding as in the slots,
+so that samplers and learner compute with equal weights, while updates too small for that dtype still add up.
 """
 
 from collections.abc import Callable
@@ -13,12 +15,15 @@ from torch import Tensor
 
 from shm.errors import HeadwayError
 from workers.errors import NonFiniteError
-from workers.losses import build_loss, token_logprobs
-from workers.model import RopeTable, bind_weights, decode, init_flat, logits
+from workers.loss_terms import kl_k3, token_entropies, token_logprobs
+from workers.losses import build_loss
+from workers.model import RopeTable, Weights, bind_weights, decode, init_flat, logits
 from workers.model_config import ModelConfig, layout
 from workers.packed_attention import PackedAttention
 from workers.packing import MicroBatch, TrainingRows, micro_batches
 from workers.stopwatch import Stopwatch
+from workers.token_losses import TokenBatch
+from workers.training_metrics import token_metrics
 
 
 class TrainingError(HeadwayError, ValueError):
@@ -30,8 +35,10 @@ class Trainee:
 
     optimizer: {"beta1", "beta2", "eps", "weight_decay", "grad_clip_norm"}, all optional. Matrices alone decay,
     decoupled (AdamW); grad_clip_norm is the largest norm of the whole gradient, None for no clipping. loss: a record
-    for `losses.build_loss`. temperature: the sampling temperature behind the behaviour log-probs. micro_batch_tokens:
-    padded tokens that go through the model at once.
+    for `losses.build_loss`. kl_coefficient: of the KL divergence to the first weights, of which a private copy is kept;
+    entropy_coefficient: of the entropy, which is rewarded; 0 is off, and both are normalised like the loss.
+    temperature: the sampling temperature behind the behaviour log-probs. micro_batch_tokens: padded tokens that go
+    through the model at once. dtype: what the model computes in; master weights, gradients and optimizer are float32.
     """
 
     def __init__(
@@ -41,9 +48,12 @@ class Trainee:
         seed: int,
         optimizer: dict[str, Any],
         loss: dict[str, Any],
+        kl_coefficient: float = 0.0,
+        entropy_coefficient: float = 0.0,
         temperature: float = 1.0,
         micro_batch_tokens: int = 8192,
         device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
     ):
         if not (np.isfinite(temperature) and temperature > 0):
             raise TrainingError(
@@ -55,14 +65,22 @@ class Trainee:
         self.device = torch.device(device)
         self.flat = init_flat(config, seed).to(self.device)  # float32 [num_elements]: what publishing copies
         self.flat_grad = torch.zeros_like(self.flat)
-        self.weights = bind_weights(self.flat, config)
-        gradients = bind_weights(self.flat_grad, config)
+        self._gradients = bind_weights(self.flat_grad, config).named
+        # What the model computes with: master weights and their gradient, or a rounded copy and its own.
+        self._is_rounded = dtype != torch.float32
+        self._compute = self.flat.to(dtype)  # the same tensor when no rounding is needed
+        self._compute_grad = torch.zeros_like(self._compute) if self._is_rounded else self.flat_grad
+        self.weights = bind_weights(self._compute, config)
+        gradients = bind_weights(self._compute_grad, config)
         for name, parameter in self.weights.named.items():
             parameter.requires_grad_(True)
             parameter.grad = gradients.named[name]
-        self._gradients = gradients.named
-        self._rope = RopeTable(config, self.device)
+        self._rope = RopeTable(config, self.device, dtype)
         self._loss = build_loss(loss)
+        self._kl_coefficient, self._entropy_coefficient = kl_coefficient, entropy_coefficient
+        # A term of the loss besides the advantage: tokens without advantage train, too.
+        self._trains_all = kl_coefficient > 0 or entropy_coefficient > 0 or loss["name"] == "CustomLoss"
+        self._reference = bind_weights(self._compute.detach().clone(), config) if kl_coefficient > 0 else None
         self._temperature = temperature
         self._micro_batch_tokens = micro_batch_tokens
         self._optimizer = self._make_optimizer(optimizer)
@@ -106,50 +124,96 @@ class Trainee:
         rows.check(self.config.vocab_size, self.config.max_positions)
         if zero_gradients or not self._has_gradients:
             self.flat_grad.zero_()
+            if self._is_rounded:
+                self._compute_grad.zero_()  # what a call that raised may have left
         forward, backward = Stopwatch(self.device), Stopwatch(self.device)
         num_tokens, sources, results = 0, [], []
-        for micro_batch in micro_batches(rows, self._micro_batch_tokens):
+        for micro_batch in micro_batches(rows, self._micro_batch_tokens, by_scale=self._trains_all):
             beat()
             num_tokens += len(micro_batch.tokens)
             sources.append(micro_batch.sources)
             with torch.set_grad_enabled(micro_batch.needs_gradient):
                 with forward:
-                    losses, result = self._forward(micro_batch, rows)
+                    losses, result = self._forward(micro_batch, rows, version)
                 if micro_batch.needs_gradient:
                     with backward:
                         losses.sum().backward()
+                        self._collect_gradient()
             results.append(result)
         order = np.concatenate(sources) if sources else np.zeros(0, dtype=np.int64)
         # One transfer for the whole call, so that a GPU never stops between micro-batches.
-        measured = torch.cat(results, dim=1).cpu().numpy() if results else np.zeros((3, 0), dtype=np.float32)
-        losses, logprobs, clipped = measured.astype(np.float64)
-        self._check_loss(rows, order, losses, logprobs, batch)
+        names = list(results[0]) if results else ["loss", "logprob"]
+        columns = [torch.stack(tuple(result.values())) for result in results]
+        values = torch.cat(columns, dim=1).cpu().numpy() if columns else np.zeros((len(names), 0), dtype=np.float32)
+        measured = dict(zip(names, values.astype(np.float64), strict=True))
+        self._check_loss(rows, order, measured["loss"], measured["logprob"], batch)
         self._has_gradients = True
         return {
-            "train/loss": float(losses.sum()),
+            "train/loss": float(measured["loss"].sum()),
             "train/tokens": float(num_tokens),
             "train/forward_seconds": forward.seconds(),
             "train/backward_seconds": backward.seconds(),
-            **_importance_metrics(logprobs, rows.behaviour_logprobs[order], rows.versions[order], clipped, version),
+            **token_metrics(measured, rows, order, version),
         }
 
-    def _forward(self, micro_batch: MicroBatch, rows: TrainingRows) -> tuple[Tensor, Tensor]:
-        """Token losses [M] with gradient, and detached float32 rows [3, M]: loss, log-prob, clipped."""
+    def _forward(self, micro_batch: MicroBatch, rows: TrainingRows, version: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Token losses [M] with gradient, and detached float32 columns [M] (see `token_metrics`)."""
 
         def move(array: np.ndarray) -> Tensor:
             return torch.from_numpy(array).to(self.device, non_blocking=True)
 
         attend = PackedAttention(micro_batch.shape, move(micro_batch.pad_index), move(micro_batch.pack_index))
-        hidden = decode(
-            self.weights, self.config, self._rope, move(micro_batch.tokens), move(micro_batch.positions), attend
+        tokens, positions = move(micro_batch.tokens), move(micro_batch.positions)
+        predict_index, targets = move(micro_batch.predict_index), move(micro_batch.targets)
+
+        def predict(weights: Weights) -> Tensor:
+            hidden = decode(weights, self.config, self._rope, tokens, positions, attend)
+            # The head is the widest matrix: only the predictions that are trained or measured go through it.
+            return logits(weights, hidden.index_select(0, predict_index))
+
+        scores = predict(self.weights)
+        logprobs = token_logprobs(scores, targets, self._temperature)
+        sources = micro_batch.sources
+        scales = move(rows.scales[sources])
+        found = self._loss(
+            TokenBatch(
+                logprobs_M=logprobs,
+                behaviour_logprobs_M=move(rows.behaviour_logprobs[sources]),
+                weights_M=move(rows.weights[sources]),
+                scales_M=scales,
+                ages_M=move(version - rows.versions[sources].astype(np.int64)),
+                rows_M=move(micro_batch.rows),
+                num_rows=micro_batch.shape[0],
+            )
         )
-        # The head is the widest matrix: only the predictions that are trained or measured go through it.
-        predicting = hidden.index_select(0, move(micro_batch.predict_index))
-        logprobs = token_logprobs(logits(self.weights, predicting), move(micro_batch.targets), self._temperature)
-        behaviour = move(rows.behaviour_logprobs[micro_batch.sources])
-        token_losses = self._loss(logprobs, behaviour, move(rows.weights[micro_batch.sources]))
-        detached = torch.stack((token_losses.losses_M.detach(), logprobs.detach(), token_losses.clipped_M.float()))
-        return token_losses.losses_M, detached
+        losses = found.losses_M
+        columns = {
+            "ratio": found.ratios_M,
+            "clipped": found.clipped_M,
+            "capped_ratio": found.capped_ratios_M,
+        }
+        if self._reference is not None:
+            with torch.no_grad():
+                reference_logprobs = token_logprobs(predict(self._reference), targets, self._temperature)
+            columns["kl"] = kl_k3(logprobs, reference_logprobs)
+            losses = losses + self._kl_coefficient * scales * columns["kl"]
+        if self._entropy_coefficient > 0:
+            columns["entropy"] = token_entropies(scores, self._temperature)
+            losses = losses - self._entropy_coefficient * scales * columns["entropy"]
+        columns |= {"loss": losses, "logprob": logprobs}
+        return losses, {name: column.detach().float() for name, column in columns.items() if column is not None}
+
+    def _collect_gradient(self) -> None:
+        """Add a rounded copy's gradient to the float32 one, micro-batch by micro-batch."""
+        if self._is_rounded:
+            self.flat_grad += self._compute_grad
+            self._compute_grad.zero_()
+
+    def round_weights(self) -> None:
+        """Compute with `flat` as it is now: due after each change of it, and done after each step."""
+        if self._is_rounded:
+            with torch.no_grad():
+                self._compute.copy_(self.flat)
 
     def optimizer_step(self, lr: float, gradient_scale: float = 1.0, batch: int | None = None) -> dict[str, float]:
         """Scale the gradient, clip it, step. `train/grad_norm` is the norm after scaling and before clipping.
@@ -174,6 +238,7 @@ class Trainee:
             for group in self._optimizer.param_groups:
                 group["lr"] = lr
             self._optimizer.step()
+            self.round_weights()
         return {"train/grad_norm": norm, "train/lr": lr, "train/optimizer_seconds": stopwatch.seconds()}
 
     def _check_loss(
@@ -203,25 +268,3 @@ class Trainee:
 
 def _of(batch: int | None) -> str:
     return "" if batch is None else f" of batch {batch}"
-
-
-def _importance_metrics(
-    logprobs: np.ndarray, behaviour: np.ndarray, versions: np.ndarray, clipped: np.ndarray, version: int
-) -> dict[str, float]:
-    """Ratios over all generated tokens; sampler against learner over those of age 0. Absent where no token counts.
-
-    mismatch/kl estimates KL(sampler || learner) by the mean of rho - 1 - log rho (Schulman's k3: never negative).
-    """
-    metrics: dict[str, float] = {}
-    differences = logprobs - behaviour
-    with np.errstate(over="ignore"):  # a ratio may be infinite: the loss caps it, and the metric should show it
-        ratios = np.exp(differences)
-    if len(ratios):
-        metrics["importance/ratio_mean"] = float(ratios.mean())
-        metrics["importance/ratio_max"] = float(ratios.max())
-        metrics["importance/clip_frac"] = float(clipped.mean())
-    current = versions == version
-    if current.any():
-        metrics["mismatch/kl"] = float((ratios - 1.0 - differences)[current].mean())
-        metrics["mismatch/max_abs_logprob"] = float(np.abs(differences[current]).max())
-    return metrics

@@ -3,11 +3,13 @@
 import json
 import os
 
+import numpy as np
 import psutil
 
 import pipeline as rl
 from pipeline import cli
 from pipeline.tasks import guess
+from shm.block import Block
 
 ROLES = ("workers.sampler", "workers.learner", "pipeline.environment_process")
 
@@ -23,13 +25,21 @@ def make_trainer(model, run_dir, env=guess.Guess, *, arguments=None, schedule=No
         environment_timeout=timeout,
     )
     defaults = {"groups_per_step": 4, "group_size": 4, "max_staleness": 2, "optimizer": rl.Adam(lr=1e-3)}
+    defaults |= {"loss": rl.CISPO(normalize="token")}
     return rl.AsyncTrainer(
         engine=engine,
-        loss=rl.CISPO(normalize="token"),
         completion=rl.GroupCompletion(mode="wait"),
         run_dir=str(run_dir),
         **(defaults | options),
     )
+
+
+def published_weights(model: rl.Supervisor) -> np.ndarray:
+    """A copy of the committed version's slot, float32."""
+    run = model._run
+    fields = run._blocks.learner_config()["slots"]["blocks"][run.slots.slot_of(run.version)]
+    with Block.open(fields["path"], fields["num_bytes"]) as block:
+        return np.frombuffer(block.view, dtype=np.float32).copy()
 
 
 def events_of(run_dir, kind=None):

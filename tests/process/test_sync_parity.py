@@ -3,20 +3,12 @@
 import numpy as np
 import plain_loop
 import pytest
+from running import published_weights
 
 import pipeline as rl
 from pipeline.tasks import guess
-from shm.block import Block
 
 STEPS = 5
-
-
-def published_weights(model: rl.Supervisor) -> np.ndarray:
-    """A copy of the committed version's slot, float32."""
-    run = model._run
-    fields = run._blocks.learner_config()["slots"]["blocks"][run.slots.slot_of(run.version)]
-    with Block.open(fields["path"], fields["num_bytes"]) as block:
-        return np.frombuffer(block.view, dtype=np.float32).copy()
 
 
 def test_sync_mode_gives_the_tokens_losses_and_weights_of_a_plain_loop(tmp_path):

@@ -12,7 +12,6 @@ import pytest
 
 from pipeline.advantages import Batchwise, GroupCentered
 from pipeline.config import (
-    CISPO,
     Adam,
     Budget,
     Cosine,
@@ -24,6 +23,7 @@ from pipeline.config import (
 )
 from pipeline.config_checks import ConfigWarning
 from pipeline.env import TurnResult
+from pipeline.losses import CISPO, PPO, DecoupledPPO, ImportanceSampling, PolicyGradient
 from pipeline.trainer_config import EngineConfig, TrainerConfig
 
 DIRECTORY = Path(os.environ.get("HEADWAY_VECTORS", Path(__file__).parent.parent / "data" / "vectors"))
@@ -36,11 +36,15 @@ CLASSES = {
         Batchwise,
         Budget,
         CISPO,
+        DecoupledPPO,
         ForwardBackwardBatch,
         GroupCentered,
         Cosine,
         GroupCompletion,
+        ImportanceSampling,
         KVCache,
+        PPO,
+        PolicyGradient,
         Schedule,
         Truncation,
         TurnResult,
@@ -49,10 +53,6 @@ CLASSES = {
 # Classes of the user's system that Headway does not have yet, or that another test file covers.
 NOT_HERE = {
     "Checkpointing",
-    "DecoupledPPO",
-    "ImportanceSampling",
-    "PPO",
-    "PolicyGradient",
 }
 
 

@@ -19,10 +19,12 @@ def make_rows(lengths, seed=0, generated_share=0.5, idle_rows=()):
         if row in idle_rows:
             weights[start : start + length] = 0
         start += length
+    scales = np.random.default_rng(seed + 1).uniform(0.1, 1.0, total)
     return TrainingRows(
         lengths=np.array(lengths, np.int32),
         tokens=rng.integers(0, 50, total).astype(np.int32),
         weights=np.where(versions >= 0, weights, 0).astype(np.float32),
+        scales=np.where(versions >= 0, scales, 0).astype(np.float32),
         behaviour_logprobs=np.where(versions >= 0, -rng.random(total), 0).astype(np.float32),
         versions=versions,
     )
@@ -69,6 +71,19 @@ def test_rows_without_weight_need_no_gradient_and_stay_apart():
     assert found == [((2, 5), True), ((2, 5), False)]
 
 
+def test_rows_without_weight_need_a_gradient_where_their_scale_trains_them():
+    rows = make_rows([6, 6, 6, 6], generated_share=1.0, idle_rows=(1, 2))
+    rows.scales[6:12] = 0  # row 1 is masked
+    found = [(m.shape, m.needs_gradient) for m in micro_batches(rows, max_tokens=1000, by_scale=True)]
+    assert found == [((3, 5), True), ((1, 5), False)]
+
+
+def test_predictions_know_their_row():
+    for micro_batch in micro_batches(make_rows(LENGTHS), max_tokens=40):
+        starts = np.cumsum(micro_batch.positions == 0) - 1  # rows of the packed tokens, counted by their first ones
+        assert micro_batch.rows.tolist() == starts[micro_batch.predict_index].tolist()
+
+
 def test_rows_are_read_no_further_than_their_last_prediction():
     rows = make_rows([8, 5], generated_share=0.0)
     rows.versions[2] = 7
@@ -89,6 +104,10 @@ def test_good_rows_pass():
         ("tokens", 0, -1, RowsError, "row 0, token 0 holds -1"),
         ("versions", 4, 2, RowsError, "row 0, token 4 holds 2"),
         ("weights", 4, 0.5, RowsError, "row 0, token 4 holds 0.5.*needs a generated token"),
+        ("scales", 4, 0.5, RowsError, "row 0, token 4 holds 0.5.*needs a generated token"),
+        ("scales", 2, -0.5, RowsError, "row 0, token 2 holds -0.5.*at least 0"),
+        ("scales", 3, 0, RowsError, "row 0, token 3 holds .*a weight needs a scale"),
+        ("scales", 1, np.inf, NonFiniteError, "scale at row 0, token 1 is inf"),
         ("weights", 5, np.nan, NonFiniteError, "loss weight at row 1, token 0 is nan"),
         ("behaviour_logprobs", 6, -np.inf, NonFiniteError, "behaviour log-prob at row 1, token 1 is -inf"),
         ("lengths", 0, 4, RowsError, "14 tokens by their lengths.*15"),

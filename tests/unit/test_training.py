@@ -142,7 +142,9 @@ def test_rows_without_weight_have_exactly_zero_gradient():
     part.forward_backward(make_rows(LENGTHS, idle_rows=(1, 3)), 0, True)
     rows = make_rows(LENGTHS)
     keep = np.repeat(np.isin(np.arange(len(LENGTHS)), (0, 2, 4, 5)), LENGTHS)
-    arrays = {name: getattr(rows, name)[keep] for name in ("tokens", "weights", "behaviour_logprobs", "versions")}
+    arrays = {
+        name: getattr(rows, name)[keep] for name in ("tokens", "weights", "scales", "behaviour_logprobs", "versions")
+    }
     alone.forward_backward(replace(rows, lengths=rows.lengths[[0, 2, 4, 5]], **arrays), 0, True)
     assert torch.equal(part.flat_grad, alone.flat_grad)
 

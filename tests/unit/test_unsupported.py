@@ -4,9 +4,10 @@ import warnings
 
 import pytest
 
-from pipeline.config import CISPO, Adam, Budget, ForwardBackwardBatch, GroupCompletion, KVCache, Schedule, Truncation
+from pipeline.config import Adam, Budget, ForwardBackwardBatch, GroupCompletion, KVCache, Schedule, Truncation
 from pipeline.env import Env
 from pipeline.errors import ConfigError
+from pipeline.losses import CISPO
 from pipeline.trainer_config import EngineConfig, TrainerConfig
 from pipeline.unsupported import refuse_unbuilt, refuse_unbuilt_env
 

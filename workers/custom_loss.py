@@ -1,0 +1,73 @@
+"""A user's own loss, imported by path: the only code of a user that the learner runs.
+
+`f(logprobs, behaviour_logprobs, advantages, mask, ages) -> per-token loss` sees the generated tokens of one
+micro-batch [M], rows end to end: log-probs with gradient, and detached float32 behaviour log-probs and advantages, bool
+mask (False: not trained) and int64 ages. What it returns [M] is multiplied with the normaliser and summed; masked
+tokens don't count.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workers.token_losses import LossError, TokenBatch, TokenLosses
+
+LossFunction = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class CustomLoss:
+    """`path` is `module:function`; sys_path: where else its module may lie. LossError if it can't be imported."""
+
+    def __init__(self, *, path: str, sys_path: Sequence[str] = ()) -> None:
+        self._path = path
+        self._function = _load(path, sys_path)
+
+    def __call__(self, tokens: TokenBatch) -> TokenLosses:
+        """LossError for a result that is no per-token loss. That its values are finite is checked with the batch's."""
+        mask = tokens.scales_M != 0
+        # weight = advantage * scale, so the quotient is the advantage but for the last bit of a float32.
+        advantages = torch.where(mask, tokens.weights_M / torch.where(mask, tokens.scales_M, 1.0), 0.0)
+        try:
+            found = self._function(tokens.logprobs_M, tokens.behaviour_logprobs_M, advantages, mask, tokens.ages_M)
+        except Exception as error:  # a user's code may raise anything
+            raise LossError(f"The loss {self._path} raised {type(error).__name__}: {error}.") from error
+        self._check(found, tokens.logprobs_M)
+        losses = torch.where(mask, found, 0.0) * tokens.scales_M
+        return TokenLosses(losses, torch.exp(tokens.logprobs_M.detach() - tokens.behaviour_logprobs_M))
+
+    def _check(self, found: Any, logprobs_M: Tensor) -> None:
+        shape, dtype = tuple(logprobs_M.shape), logprobs_M.dtype
+        wanted = f"it must return a loss for each token, of shape {shape} and dtype {dtype}"
+        if not isinstance(found, Tensor):
+            raise LossError(f"The loss {self._path} returned {type(found).__name__}; {wanted}, as a tensor.")
+        if tuple(found.shape) != shape or found.dtype != dtype:
+            raise LossError(
+                f"The loss {self._path} returned shape {tuple(found.shape)} and dtype {found.dtype}; {wanted}. "
+                "Don't sum or average it: normalize does."
+            )
+        if logprobs_M.requires_grad and not found.requires_grad:
+            raise LossError(
+                f"The loss {self._path} returned a tensor without gradient; it must be differentiable with respect to "
+                "logprobs. Don't detach them, and compute the loss from them."
+            )
+
+
+def _load(path: str, sys_path: Sequence[str]) -> LossFunction:
+    module_name, _, name = path.partition(":")
+    sys.path += [entry for entry in sys_path if entry not in sys.path]
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # importing runs the user's module, which may raise anything
+        raise LossError(
+            f"The loss {path} can't be imported ({type(error).__name__}: {error}); its module must import without "
+            "errors in the learner's process. Check the name and the module."
+        ) from error
+    if not callable(found):
+        raise LossError(f"The loss {path} is {type(found).__name__}; it must be a function.")
+    return found
