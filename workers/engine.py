@@ -76,6 +76,7 @@ class Engine:
         self._running: dict[int, np.ndarray] = {}  # version -> slots
         self._num_arrivals = 0
         self.num_taken_back = 0  # times a running request had to give its KV back
+        self.num_tokens_dropped = 0  # by those of them that were over mixed KV
 
     @property
     def has_work(self) -> bool:
@@ -236,6 +237,7 @@ class Engine:
             self._cache.pause(slot)
             self.num_taken_back += 1
             if self._cache.anchor[slot] != version:  # over other KV other tokens may follow, and other log-probs
+                self.num_tokens_dropped += int(self._cache.length[slot] - self._state.context[slot])
                 self._cache.length[slot] = self._state.context[slot]
                 self._state.cached[slot] = -1
             self._waiting.appendleft(slot)

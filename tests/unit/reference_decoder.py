@@ -33,19 +33,35 @@ def attention(q, k, v):
 
 
 def reference_logits(named, config, tokens):
-    """`named`: float64 tensors by layout name; tokens: a list of ids of one sequence. Returns logits [T, V]."""
+    """`named`: float64 tensors by layout name; tokens: a list of ids of one sequence. Returns logits [T, V].
+
+    A list of such dicts instead, one per token: each token is computed by its own weights, over the keys and values of
+    those before it as theirs made them.
+    """
+    by_token = named if isinstance(named, list) else [named] * len(tokens)
+    distinct = list({id(weights): weights for weights in by_token}.values())
     size, eps = config.head_dim, config.rms_norm_eps
     queries = config.num_heads * size
     keys = config.num_kv_heads * size
     per_key = config.num_heads // config.num_kv_heads
-    hidden = torch.stack([named["embed"][token] for token in tokens])
+
+    def rows(compute, layer=None):
+        """compute(tensors of one version) -> [T, n]: of each token the row by its own weights."""
+        prefix = "" if layer is None else f"layers.{layer}."
+
+        def own(weights):
+            return lambda tensor: weights.get(prefix + tensor, torch.zeros((), dtype=torch.float64))
+
+        results = [compute(own(weights)) for weights in distinct]
+        if len(distinct) == 1:
+            return results[0]
+        order = [next(i for i, weights in enumerate(distinct) if weights is mine) for mine in by_token]
+        return torch.stack([results[order[t]][t] for t in range(len(tokens))])
+
+    hidden = rows(lambda own: torch.stack([own("embed")[token] for token in tokens]))
     for layer in range(config.num_layers):
-
-        def own(name, layer=layer):
-            return named.get(f"layers.{layer}.{name}", torch.zeros((), dtype=torch.float64))
-
-        x = normalise(hidden, own("attention_norm"), eps)
-        qkv = x @ own("qkv").T + own("qkv_bias")
+        x = hidden
+        qkv = rows(lambda own, x=x: normalise(x, own("attention_norm"), eps) @ own("qkv").T + own("qkv_bias"), layer)
         heads = []
         for head in range(config.num_heads):
             kv = head // per_key
@@ -53,12 +69,15 @@ def reference_logits(named, config, tokens):
             k = qkv[:, queries + kv * size : queries + (kv + 1) * size]
             v = qkv[:, queries + keys + kv * size : queries + keys + (kv + 1) * size]
             if config.qk_norm:
-                q, k = normalise(q, own("q_norm"), eps), normalise(k, own("k_norm"), eps)
+                q = rows(lambda own, q=q: normalise(q, own("q_norm"), eps), layer)
+                k = rows(lambda own, k=k: normalise(k, own("k_norm"), eps), layer)
             heads.append(attention(turn(q, config.rope_theta), turn(k, config.rope_theta), v))
-        hidden = hidden + torch.cat(heads, dim=1) @ own("out").T + own("out_bias")
-        x = normalise(hidden, own("mlp_norm"), eps)
-        both = x @ own("gate_up").T + own("gate_up_bias")
+        out = torch.cat(heads, dim=1)
+        hidden = hidden + rows(lambda own, out=out: out @ own("out").T + own("out_bias"), layer)
+        x = hidden
+        both = rows(lambda own, x=x: normalise(x, own("mlp_norm"), eps) @ own("gate_up").T + own("gate_up_bias"), layer)
         gate, up = both[:, : config.intermediate_size], both[:, config.intermediate_size :]
-        hidden = hidden + (gate / (1 + torch.exp(-gate)) * up) @ own("down").T + own("down_bias")
-    x = normalise(hidden, named["final_norm"], eps)
-    return x @ named["embed" if config.tie_embeddings else "head"].T
+        inner = gate / (1 + torch.exp(-gate)) * up
+        hidden = hidden + rows(lambda own, inner=inner: inner @ own("down").T + own("down_bias"), layer)
+    head = "embed" if config.tie_embeddings else "head"
+    return rows(lambda own: normalise(hidden, own("final_norm"), eps) @ own(head).T)

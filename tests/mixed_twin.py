@@ -1,0 +1,93 @@
+"""The slow twin of a KV cache whose tokens were computed by several policy versions: one sequence, dense, no pool."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+
+from tests.engine_twin import CONFIG, ROPE, SEED, make_weights
+from workers.engine import Engine
+from workers.engine_requests import EngineRequest, FinishedSegment
+from workers.model import decode, logits
+from workers.sampling import sample, uniforms
+
+VERSIONS = [make_weights(version) for version in range(8)]
+
+
+class MixedTwin:
+    """KV of one sequence: `extend` computes tokens under one version over whatever computed those before."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._kv: list[tuple[torch.Tensor, torch.Tensor]] = [
+            (torch.zeros(0, CONFIG.num_kv_heads, CONFIG.head_dim), torch.zeros(0, CONFIG.num_kv_heads, CONFIG.head_dim))
+            for _ in range(CONFIG.num_layers)
+        ]
+
+    @torch.inference_mode()
+    def extend(self, version: int, tokens: np.ndarray) -> torch.Tensor:
+        """tokens [n] after those there -> logits [n, V]."""
+
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            keys, values = (torch.cat(pair) for pair in zip(self._kv[layer], (k, v), strict=True))
+            self._kv[layer] = (keys, values)
+            repeat = CONFIG.num_heads // CONFIG.num_kv_heads
+            scores = torch.einsum("qhd,khd->hqk", q, keys.repeat_interleave(repeat, dim=1)) / CONFIG.head_dim**0.5
+            later = torch.ones(len(q), len(keys), dtype=torch.bool).triu(1 + self.length)
+            shares = scores.masked_fill(later, float("-inf")).softmax(-1)
+            return torch.einsum("hqk,khd->qhd", shares, values.repeat_interleave(repeat, dim=1))
+
+        ids = torch.from_numpy(tokens.astype(np.int64))
+        positions = torch.arange(self.length, self.length + len(ids))
+        hidden = decode(VERSIONS[version], CONFIG, ROPE, ids, positions, attend)
+        self.length += len(ids)
+        return logits(VERSIONS[version], hidden)
+
+
+def logits_over(versions: list[int], tokens: np.ndarray) -> torch.Tensor:
+    """Logits [T, V] of `tokens` [T], each computed by the version of the same index, over the KV of those before."""
+    twin, parts, begin = MixedTwin(), [], 0
+    while begin < len(tokens):
+        end = begin + 1
+        while end < len(tokens) and versions[end] == versions[begin]:
+            end += 1
+        parts.append(twin.extend(versions[begin], tokens[begin:end]))
+        begin = end
+    return torch.cat(parts)
+
+
+class Recomputed:
+    """What one trajectory's KV must be, told by nothing but its segments; each segment is proved from it."""
+
+    def __init__(self) -> None:
+        self.kv_versions: list[int] = []  # by position
+        self.tokens = np.zeros(0, dtype=np.int32)  # those whose KV is there, and the last one, which is not fed yet
+
+    def prove(self, asked: EngineRequest, segment: FinishedSegment) -> None:
+        """Tokens and log-probs (to 1e-4) are those of the version named over KV of exactly the versions named."""
+        version, cached = asked.version, segment.cached
+        assert (segment.request, segment.version) == (asked.request, version)
+        assert 0 <= version - segment.kv_version <= asked.kv_max_age
+        whole = np.concatenate((asked.tokens, segment.tokens))
+        kept = [version] * cached
+        if segment.kv_version < version:  # what it had itself; else it may as well be its group's prompt
+            kept = self.kv_versions[:cached]
+            assert len(kept) == cached > 0 and self.tokens[:cached].tolist() == whole[:cached].tolist()
+            assert kept[0] == min(kept) == segment.kv_version
+        begin, num = len(asked.tokens), len(segment.tokens)
+        self.kv_versions = kept + [version] * (len(whole) - 1 - cached)
+        self.tokens = whole
+        logits_TV = logits_over(self.kv_versions, whole[:-1])[begin - 1 :]
+        noise = uniforms(SEED, np.full(num, asked.group), np.full(num, asked.member), asked.generated + np.arange(num))
+        expected, logprobs = sample(logits_TV, torch.from_numpy(noise))
+        assert segment.tokens.tolist() == expected.tolist()
+        np.testing.assert_allclose(segment.logprobs, logprobs.numpy(), atol=1e-4, rtol=0)
+
+
+def make_versions_engine(versions: Iterable[int] | None = None, **options) -> Engine:
+    """An engine that knows `versions` (None: all); to read KV before it is written would show."""
+    engine = Engine(CONFIG, seed=SEED, **{"kv_tokens": 2000, "max_batch_tokens": 512, **options})
+    engine._store.pool[1:] = float("nan")
+    for version in range(len(VERSIONS)) if versions is None else versions:
+        engine.set_weights(version, VERSIONS[version])
+    return engine
