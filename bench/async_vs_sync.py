@@ -42,7 +42,7 @@ from bench.report import MODES as ARMS
 from bench.report import Arm, Pair, pair_json, pair_table, summary, summary_text
 from pipeline.command_line import read_arguments
 from pipeline.errors import ConfigError
-from pipeline.evaluate import Evaluation, FinalEvaluation
+from pipeline.evaluator import Evaluation, Evaluator
 from pipeline.launch import make_supervisor, make_trainer, train_rows
 from pipeline.options import OPTIONS, Option, as_written, build, convert
 from pipeline.progress import step_line
@@ -205,29 +205,29 @@ def config_of(plan: Plan, mode: str, seed: int, root: Path) -> RunConfig:
     return build(task_defaults(TASK) | mode_options(plan, mode) | values)
 
 
-def evaluation_of(games: int) -> FinalEvaluation | None:
-    """At least `games` games: as many held-out rows as there are, each as often as it takes."""
+def evaluator_of(games: int) -> Evaluator | None:
+    """At least `games` games after the last step: as many held-out rows as there are, each as often as it takes."""
     if games == 0:
         return None
     rows = TASKS[TASK].holdout_rows()[:games]
-    return FinalEvaluation(rows=rows, group_size=-(-games // len(rows)))
+    return Evaluator(rows, every=0, final_group_size=-(-games // len(rows)))
 
 
 def run_arm(plan: Plan, mode: str, seed: int, root: Path) -> tuple[Arm, Work]:
     """One run in new processes, audited and measured."""
     config = config_of(plan, mode, seed, root)
     load = os.getloadavg()[0]
-    evaluation = asyncio.run(train(config, evaluation_of(plan.eval_games)))
+    evaluation = asyncio.run(train(config, evaluator_of(plan.eval_games)))
     run_dir = Path(config.run_dir)
     check_audit(run_dir, plan.steps)
     measures, work = read_run(run_dir)
     return Arm(mode=mode, measures=measures, evaluation=evaluation, load=load), work
 
 
-async def train(config: RunConfig, evaluation: FinalEvaluation | None) -> Evaluation | None:
+async def train(config: RunConfig, evaluator: Evaluator | None) -> Evaluation | None:
     """`pipeline.launch.run`, with an evaluation of the final version."""
     with make_supervisor(config) as model:
-        trainer = make_trainer(model, config, evaluation)
+        trainer = make_trainer(model, config, evaluator)
         began = shown = 0.0  # the first step is shown at once, and speeds count from its end
         async for step in trainer.run(train_rows(config), config.steps, description=config.to_json()):
             now = time.monotonic()
@@ -237,7 +237,7 @@ async def train(config: RunConfig, evaluation: FinalEvaluation | None) -> Evalua
                 speed = (step.n - 1) / max(now - began, 1e-9)
                 line = step_line(config.mode, step.n, config.steps, speed, step.metrics)
                 print(f"seed {config.seed}  {line}", file=sys.stderr, flush=True)
-        return trainer.evaluation
+        return trainer.evaluations[-1] if trainer.evaluations else None
 
 
 if __name__ == "__main__":

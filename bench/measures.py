@@ -87,7 +87,11 @@ def measure(events: Lines, metrics: Lines, work: Work) -> Measures:
         whole_steps_per_second=len(metrics) / (ends[-1] - admitted_at),
         generated_tokens_per_second=_sum(later, "sampling/generated_tokens") / interval,
         learner_busy_frac=sum(work.train_seconds[1:]) / interval,
-        wait_seconds=sum(event["seconds"] for event in events if event["event"] == "wait" and event["step"] > 1),
+        wait_seconds=sum(
+            event["seconds"]
+            for event in events
+            if event["event"] == "wait" and event["step"] > 1 and event["why"] != "evaluation"
+        ),
         bound_wait_seconds=_sum(later, "staleness/wait_seconds"),
         age_p50=float(np.percentile(ages, 50)),
         age_p99=float(np.percentile(ages, 99)),

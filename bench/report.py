@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bench.measures import LAST_STEPS, Measures
-from pipeline.evaluate import Evaluation
+from pipeline.evaluator import Evaluation
 
 MODES = ("sync", "async")
 

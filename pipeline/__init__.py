@@ -20,7 +20,7 @@ from pipeline.config import (
 )
 from pipeline.env import Env, ToolCall, TrajectoryView, Turn, TurnResult, tool
 from pipeline.errors import ConfigError, ConfigTypeError, InfrastructureError, RunError, TrajectoryError
-from pipeline.evaluate import Evaluation, FinalEvaluation
+from pipeline.evaluator import Evaluation, Evaluator
 from pipeline.losses import CISPO, GSPO, PPO, CustomLoss, DecoupledPPO, ImportanceSampling, PolicyGradient
 from pipeline.rendering import TerseChat, TinyChat
 from pipeline.rollout_engine import RolloutEngine
@@ -46,7 +46,7 @@ __all__ = [
     "DecoupledPPO",
     "Env",
     "Evaluation",
-    "FinalEvaluation",
+    "Evaluator",
     "ForwardBackwardBatch",
     "GSPO",
     "Group",

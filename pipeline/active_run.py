@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
+from weakref import WeakMethod
 
 from pipeline.environment_client import EnvironmentClient
 from pipeline.environment_source import EnvSource
@@ -70,7 +71,7 @@ class ActiveRun:
         self._reused: set[WorkerHandle] = set()  # serve this run after another one
         self._restarts: deque[float] = deque()
         self._tasks: set[asyncio.Task] = set()
-        self._on_failure: list[Any] = []
+        self._on_failure: list[WeakMethod] = []
         self._epoch = 0
 
     # --- start and end -------------------------------------------------------------------------------------------
@@ -183,11 +184,13 @@ class ActiveRun:
 
     # --- failures ------------------------------------------------------------------------------------------------
 
-    def on_failure(self, callback: Any) -> None:
-        """callback(error) is called once, when the run fails: at once if it has."""
+    def on_failure(self, callback: Callable[[BaseException], None]) -> None:
+        """callback(error), a bound method, is called once when the run fails: at once if it has. Its object is not kept
+        alive for that: evaluations come and go.
+        """
         if self.failure is not None:
             callback(self.failure)
-        self._on_failure.append(callback)
+        self._on_failure.append(WeakMethod(callback))
 
     def fail(self, error: BaseException) -> None:
         """The run can't go on: everybody who waits gets `error`. Only the first counts."""
@@ -201,8 +204,10 @@ class ActiveRun:
             self.environments.fail(error)
         for handle in (self._learner_handle, *self._sampler_handles, *self._environment_handles):
             handle.give_up(error)
-        for callback in self._on_failure:
-            callback(error)
+        for reference in self._on_failure:
+            callback = reference()
+            if callback is not None:
+                callback(error)
 
     def _broke(self, error: Exception) -> None:
         """Something of the supervisor's own went wrong in a callback, where nobody waits for it."""

@@ -24,6 +24,25 @@ def check_rows(rows: Sequence[Any], what: str = "Row") -> None:
                 )
 
 
+def without_holdout(rows: Sequence[dict[str, Any]], holdout: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """rows, in order, but those whose content equals that of a held-out row. Both must have passed `check_rows`."""
+    held_out = {_content(row) for row in holdout}
+    return [row for row in rows if _content(row) not in held_out]
+
+
+def _content(value: Any) -> Any:
+    """A hashable stand-in, equal for equal content: lists and tuples are the same to whoever gets the row, and so are
+    1 and 1.0; all NaNs are one.
+    """
+    if isinstance(value, dict):
+        return "dict", frozenset((key, _content(item)) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return "list", tuple(_content(item) for item in value)
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    return ("NaN",) if value != value else value
+
+
 def why_not_plain(value: Any) -> str | None:
     """Why no message can carry `value`; None if one can."""
     try:

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 
-from pipeline.evaluate import FinalEvaluation
+from pipeline.evaluator import Evaluator
 from pipeline.progress import Progress
 from pipeline.rollout_engine import RolloutEngine
 from pipeline.run_config import RunConfig
@@ -30,7 +30,7 @@ def make_supervisor(config: RunConfig) -> Supervisor:
     return Supervisor(config.model, chat=chat, samplers=config.samplers, device=config.device, dtype=config.dtype)
 
 
-def make_trainer(model: Supervisor, config: RunConfig, final_evaluation: FinalEvaluation | None = None) -> AsyncTrainer:
+def make_trainer(model: Supervisor, config: RunConfig, evaluator: Evaluator | None = None) -> AsyncTrainer:
     """The trainer that `config` describes, on its task's environment."""
     task = TASKS[config.task]
     arguments = dict(task.arguments)
@@ -46,7 +46,7 @@ def make_trainer(model: Supervisor, config: RunConfig, final_evaluation: FinalEv
             **{name: getattr(engine, name) for name in engine.__slots__},
         ),
         run_dir=config.run_dir,
-        final_evaluation=final_evaluation,
+        evaluator=evaluator,
         **options,
     )
 

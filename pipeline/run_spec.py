@@ -2,6 +2,7 @@
 
 from pipeline.config import Budget
 from pipeline.errors import ConfigError
+from pipeline.evaluator import evaluation_concurrency
 from pipeline.losses import loss_record
 from pipeline.run_blocks import RunSpec
 from pipeline.supervisor import Supervisor
@@ -11,12 +12,13 @@ MAX_BATCH_TOKENS = 4096  # tokens of one forward pass of a sampler; longer prefi
 MICRO_BATCH_TOKENS = 8192  # padded tokens that go through the learner at once
 
 
-def make_spec(model: Supervisor, config: TrainerConfig) -> RunSpec:
-    """Raises ConfigError when the budget or the slots can't be served."""
+def make_spec(model: Supervisor, config: TrainerConfig, *, evaluates: bool = False) -> RunSpec:
+    """evaluates: an evaluation may run beside training. Raises ConfigError when budget or slots can't be served."""
     engine = config.engine
     budget = engine.budget
     positions = model.model_config.max_positions
-    kv_tokens = model.kv_tokens(engine.schedule.concurrency, min(budget.max_context_tokens, positions))
+    most_at_once = engine.schedule.concurrency + (evaluation_concurrency(engine.schedule) if evaluates else 0)
+    kv_tokens = model.kv_tokens(most_at_once, min(budget.max_context_tokens, positions))
     context = _context_tokens(budget, positions, kv_tokens)
     learner_device, sampler_devices = model.devices()
     learner_threads, sampler_threads = model.threads()
@@ -26,7 +28,7 @@ def make_spec(model: Supervisor, config: TrainerConfig) -> RunSpec:
         seed=engine.seed,
         max_staleness=config.max_staleness,
         groups_per_step=config.groups_per_step,
-        num_slots=model.num_slots(config.max_staleness),
+        num_slots=model.num_slots(config.max_staleness, evaluates=evaluates),
         num_samplers=model.num_samplers,
         sampling={
             "temperature": engine.temperature,

@@ -98,7 +98,7 @@ class SamplerClient:
         self._limit = limit
         self._limit.wake.append(self.flush)
         self._numbers = 0
-        self._waiting: list[tuple[int, int, _Request]] = []  # (priority, number, request): a heap
+        self._waiting: list[tuple[int, bool, int, _Request]] = []  # (priority, is evaluation, number, request): a heap
         self._sent: dict[int, _Request] = {}
         self._released: list[list[int]] = []
         self._versions: list[int] = []
@@ -169,7 +169,7 @@ class SamplerClient:
     def fail(self, error: Exception) -> None:
         """The run is over: whoever waits gets `error`."""
         self.disconnect()  # what was sent waits again
-        requests = [request for _, _, request in self._waiting]
+        requests = [request for *_, request in self._waiting]
         self._waiting.clear()
         for request in requests:
             if not request.future.done():
@@ -204,8 +204,8 @@ class SamplerClient:
                 wake()
 
     def _push(self, request: _Request) -> None:
-        """Oldest admission first, then the order of asking."""
-        heapq.heappush(self._waiting, (request.priority, request.number, request))
+        """Oldest admission first, there training (groups from 0) before evaluations, then the order of asking."""
+        heapq.heappush(self._waiting, (request.priority, request.group < 0, request.number, request))
 
     def _flush_soon(self) -> None:
         """Everything asked for in this tick of the loop goes out in one message."""
@@ -229,7 +229,7 @@ class SamplerClient:
             self._released, self._versions = [], []
         batch: list[GenerateRequest] = []
         while self._waiting and self._large is None:
-            request = self._waiting[0][2]
+            request = self._waiting[0][-1]
             if request.future.done():  # cancelled while it waited
                 heapq.heappop(self._waiting)
                 continue

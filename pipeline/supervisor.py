@@ -31,8 +31,9 @@ class Supervisor:
     model: "tiny", a small decoder from random weights. chat: how conversations become its ids (default: the words of
     the task `guess`). samplers: sampler processes. device: auto, cpu or cuda. dtype: what samplers and learner compute
     in, float32 or bfloat16; the learner's own weights, gradients and optimizer state are float32 either way. slots:
-    copies of the weights (default `max_staleness + 2`). check_weights: samplers verify a checksum before every step
-    (tests). Use it in `with`; leaving ends every process. Raises ConfigError for what can't be.
+    copies of the weights (default `max_staleness + 2`, with an evaluator one more). check_weights: samplers verify a
+    checksum before every step (tests). Use it in `with`; leaving ends every process. Raises ConfigError for what can't
+    be.
     """
 
     def __init__(
@@ -87,15 +88,18 @@ class Supervisor:
         share = max(1, cores // (1 + self.num_samplers))
         return share, share
 
-    def num_slots(self, max_staleness: int) -> int:
-        """Slots of a run with this bound. Raises ConfigError when `slots` is too few to keep it."""
+    def num_slots(self, max_staleness: int, *, evaluates: bool) -> int:
+        """Slots of a run with this bound, one of them for the evaluation that may run. Raises ConfigError when `slots`
+        is too few to keep the bound.
+        """
         if self.slots is None:
-            return max_staleness + 2
-        least = max(2, max_staleness + 1)
+            return max_staleness + 2 + evaluates
+        least = max(2, max_staleness + 1) + evaluates
         if self.slots < least:
+            held = ", an evaluation holds one more" if evaluates else ""
             raise ConfigError(
                 f"slots is {self.slots}, but max_staleness={max_staleness} can have {max_staleness + 1} versions "
-                f"in use at once, and an update is written beside the version it replaces; use at least {least}."
+                f"in use at once{held}, and an update is written beside the version it replaces; use at least {least}."
             )
         return self.slots
 

@@ -4,16 +4,18 @@ import asyncio
 import gc
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import aclosing, closing
+from contextlib import AbstractContextManager, aclosing, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
 from pipeline.active_run import ActiveRun
 from pipeline.advantages import Batchwise, GroupCentered
 from pipeline.config import Adam, GroupCompletion, Truncation
-from pipeline.dataset import check_rows
+from pipeline.config_checks import warn
+from pipeline.dataset import check_rows, without_holdout
 from pipeline.errors import ConfigError, ConfigTypeError
-from pipeline.evaluate import Evaluation, FinalEvaluation, evaluate
+from pipeline.evaluations import Evaluations
+from pipeline.evaluator import Evaluation, Evaluator
 from pipeline.events import EventLog
 from pipeline.json_lines import JsonLines
 from pipeline.losses import Loss
@@ -36,9 +38,9 @@ class AsyncTrainer:
     versions.
 
     max_staleness 0 is synchronous training by the same code. `validate_batch(trajectories, metrics)` is called before
-    each update; what it raises ends the run. run_dir: where the run's files go (default `runs/<time>-async` or
-    `-sync`). The other options are those of `TrainerConfig`. Raises ConfigError or ConfigTypeError, before any
-    process starts.
+    each update; what it raises ends the run. evaluator: measures held-out rows beside training. run_dir: where the
+    run's files go (default `runs/<time>-async` or `-sync`). The other options are those of `TrainerConfig`. Raises
+    ConfigError or ConfigTypeError, before any process starts.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class AsyncTrainer:
         advantage: GroupCentered | Batchwise | None = None,
         truncation: Truncation | None = None,
         validate_batch: ValidateBatch | None = None,
-        final_evaluation: FinalEvaluation | None = None,
+        evaluator: Evaluator | None = None,
         run_dir: str | None = None,
         **options: Any,
     ) -> None:
@@ -60,6 +62,8 @@ class AsyncTrainer:
             raise ConfigTypeError(f"engine is {engine!r:.100}; give an rl.RolloutEngine.")
         if validate_batch is not None and not callable(validate_batch):
             raise ConfigTypeError(f"validate_batch is {validate_batch!r:.100}; give a function, or leave it out.")
+        if evaluator is not None and not isinstance(evaluator, Evaluator):
+            raise ConfigTypeError(f"evaluator is {evaluator!r:.100}; give an rl.Evaluator, or leave it out.")
         self.engine = engine
         self.config = TrainerConfig(
             engine=engine.config,
@@ -74,9 +78,9 @@ class AsyncTrainer:
         self.run_dir = run_dir
         self.run_directory: Path | None = None  # of the last run, once it has one
         self.stopped = False  # the last run was stopped before its steps were done
-        self.evaluation: Evaluation | None = None  # of the last run's final version, if asked for
+        self.evaluations: list[Evaluation] = []  # of the last run, in order
         self._validate_batch = validate_batch
-        self._final_evaluation = final_evaluation
+        self._evaluator = evaluator
         self._loop: TrainingLoop | None = None
         self._opening = False  # the run's processes are being started
         self._stop_asked = asyncio.Event()
@@ -89,24 +93,28 @@ class AsyncTrainer:
         description: what config.json holds (default: this trainer's options). Raises ConfigError before any process
         starts, and RunError, WorkerDied or TrajectoryError when the run can't go on.
         """
-        spec, rules = self._check(rows, steps)
+        rows = self._training_rows(rows)
+        spec, rules = self._check(len(rows), steps)
         mode = "async" if self.config.max_staleness > 0 else "sync"
-        description = description or describe(self.config, seed=self.config.engine.seed)
+        description = description or self._description()
         if self.run_dir is None:
             directory = make_default_run_dir(mode, time.localtime(), description)
         else:
             directory = make_run_dir(self.run_dir, description)
         self.run_directory = directory
-        self.stopped, self._stop_asked, self.evaluation = False, asyncio.Event(), None
+        self.stopped, self._stop_asked, self.evaluations = False, asyncio.Event(), []
         # What exists now (modules, rows) outlives the run: walking it in every collection cost a tenth of this process.
         gc.freeze()
         try:
             with (
                 closing(EventLog(directory / "events.jsonl", time.monotonic)) as events,
                 closing(JsonLines(directory / "metrics.jsonl")) as metrics,
+                self._open_results(directory) as results,
             ):
                 # aclosing: a caller who leaves the loop early must end the run now, not when garbage is collected.
-                async with aclosing(self._steps(spec, rules, rows, directory, events, metrics, mode)) as trained:
+                async with aclosing(
+                    self._steps(spec, rules, rows, directory, events, metrics, results, mode)
+                ) as trained:
                     async for step in trained:
                         yield step
         finally:
@@ -125,30 +133,46 @@ class AsyncTrainer:
             return "the processes to start"
         return self._loop.waits_for if self._loop is not None else ""
 
-    def _check(self, rows: Sequence[dict[str, Any]], steps: int) -> tuple[RunSpec, ScheduleRules]:
+    def _training_rows(self, rows: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+        """The checked rows, without those that are held out."""
+        if not isinstance(rows, Sequence) or isinstance(rows, str):
+            raise ConfigTypeError(f"rows is {type(rows).__name__}; give a list of dicts.")
+        check_rows(rows)
+        if self._evaluator is None:
+            return rows
+        left = without_holdout(rows, self._evaluator.holdout)
+        removed = len(rows) - len(left)
+        if removed and not left:
+            raise ConfigError(f"All {removed} training rows are in Evaluator.holdout too; give rows that are not.")
+        if removed:
+            warn(f"{removed} of {len(rows)} training rows are in Evaluator.holdout too, and are left out of training.")
+        return left
+
+    def _description(self) -> dict[str, Any]:
+        description = describe(self.config, seed=self.config.engine.seed)
+        if self._evaluator is not None:
+            description["evaluator"] = self._evaluator.describe()
+        return description
+
+    def _check(self, num_rows: int, steps: int) -> tuple[RunSpec, ScheduleRules]:
         config = self.config
         refuse_unbuilt(config)
         refuse_unbuilt_env(self.engine.env.env_class)
-        if not isinstance(rows, Sequence) or isinstance(rows, str):
-            raise ConfigTypeError(f"rows is {type(rows).__name__}; give a list of dicts.")
-        config.check_run(dataset_rows=len(rows), steps=steps)
-        check_rows(rows)
-        if self._final_evaluation is not None:
-            check_rows(self._final_evaluation.rows, "Evaluation row")
+        config.check_run(dataset_rows=num_rows, steps=steps)
         schedule = config.engine.schedule
         rules = ScheduleRules(
             groups_per_step=config.groups_per_step,
             group_size=config.group_size,
             max_staleness=config.max_staleness,
             steps=steps,
-            num_rows=len(rows),
+            num_rows=num_rows,
             stale_policy=config.stale_policy,
             admit_ahead=schedule.admit_ahead,
             oversample_factor=schedule.oversample_factor,
             batch_order=config.batch_order,
             repeat_dataset=config.repeat_dataset,
         )
-        return make_spec(self.engine.model, config), rules
+        return make_spec(self.engine.model, config, evaluates=self._evaluator is not None), rules
 
     async def _steps(
         self,
@@ -158,6 +182,7 @@ class AsyncTrainer:
         directory: Path,
         events: EventLog,
         metrics: JsonLines,
+        results: JsonLines | None,
         mode: str,
     ) -> AsyncIterator[Step]:
         """The run between its `run` and its `end` event."""
@@ -166,6 +191,7 @@ class AsyncTrainer:
         status = "failed"
         run: ActiveRun | None = None
         rollouts: Rollouts | None = None
+        evaluations: Evaluations | None = None
         self._log_run(events, rules, mode)
         try:
             self._opening = True
@@ -186,15 +212,32 @@ class AsyncTrainer:
                 replace_failed=config.on_failure == "replace",
             )
             self._loop = TrainingLoop(config, run, scheduler, rollouts, counters, self._validate_batch)
+            if self._evaluator is not None:
+                evaluations = Evaluations(
+                    self._evaluator,
+                    config.engine,
+                    run,
+                    model.chat,
+                    lines=results,
+                    done=self.evaluations,
+                    waits=self._loop.waits,
+                    stop_asked=self._stop_asked,
+                    on_failure=rollouts.interrupt,
+                )
             while not scheduler.finished and scheduler.batches < rules.steps:
+                if evaluations is not None:
+                    await evaluations.launch(scheduler.batches)
                 step = await self._loop.step()
+                if evaluations is not None:
+                    step.metrics.update(evaluations.take_metrics())
                 events.flush()
                 # Here, so that a full disk is known before the `end` event tells how the run ended.
                 metrics.write({"step": step.n, "model_step": step.model_step, "time": events.seconds()} | step.metrics)
                 metrics.flush()
                 yield step
-            if self._final_evaluation is not None:
-                self.evaluation = await evaluate(self._final_evaluation, config.engine, run, model.chat, directory)
+            if evaluations is not None:
+                await evaluations.launch(scheduler.batches, at_end=True)
+                await evaluations.finish(scheduler.batches)
             status = "completed"
         except Stopped:
             status, self.stopped = "stopped", True
@@ -208,8 +251,12 @@ class AsyncTrainer:
             loop, self._loop, self._opening = self._loop, None, False
             # Nested, for a cancellation may come in here too: asyncio.run cancels what its coroutine has left behind.
             try:
-                if rollouts is not None:
-                    await rollouts.stop()
+                try:
+                    if evaluations is not None:
+                        await evaluations.stop()
+                finally:
+                    if rollouts is not None:
+                        await rollouts.stop()
             finally:
                 try:
                     if run is not None:
@@ -234,6 +281,10 @@ class AsyncTrainer:
                 (opened,) = await asyncio.gather(task, return_exceptions=True)
                 if isinstance(opened, ActiveRun):  # both happened at once
                     await self.engine.model.end_run(opened)
+
+    def _open_results(self, directory: Path) -> AbstractContextManager[JsonLines | None]:
+        """eval.jsonl, if anything is evaluated."""
+        return nullcontext() if self._evaluator is None else closing(JsonLines(directory / "eval.jsonl"))
 
     def _log_run(self, events: EventLog, rules: ScheduleRules, mode: str) -> None:
         config = self.config

@@ -11,7 +11,7 @@ from pipeline.tasks.guess import Guess
 class HeldGuess(Guess):
     """`guess` whose rows may name files, in `directory`, that their first guess waits for (`waits_for`), and one that
     each member makes at its end (`marks`, with `.<member>` behind it). The reward is 0 or 1 by member, so that every
-    batch has a gradient.
+    batch has a gradient; with `fails` it raises.
     """
 
     def __init__(self, directory: str) -> None:
@@ -34,6 +34,8 @@ class HeldGuess(Guess):
         return await super().guess(number)
 
     def reward(self, traj, row):
+        if row.get("fails"):
+            raise KeyError("answer")
         if "marks" in row:
             open(os.path.join(self._directory, f"{row['marks']}.{traj.member}"), "x").close()
         return float(traj.member % 2)

@@ -267,6 +267,6 @@ def test_arms_differ_in_the_constants_of_their_mode_alone(tmp_path):
 
 @pytest.mark.parametrize(("games", "rows", "members"), [(16, 16, 1), (256, 256, 1), (1000, 256, 4)])
 def test_held_out_games(games, rows, members):
-    evaluation = async_vs_sync.evaluation_of(games)
-    assert (len(evaluation.rows), evaluation.group_size) == (rows, members)
-    assert async_vs_sync.evaluation_of(0) is None
+    evaluator = async_vs_sync.evaluator_of(games)
+    assert (len(evaluator.holdout), evaluator.every, evaluator.final_group_size) == (rows, 0, members)
+    assert async_vs_sync.evaluator_of(0) is None

@@ -1,0 +1,216 @@
+"""The evaluations of one run: at most one at a time, beside training, pinned to the version it was launched at.
+
+Each has an engine of its own on the run's samplers and environments, and holds its version's slot by a lease from
+launch to end. Its groups are -1, -2, …, one per held-out row: noise and environment seeds are functions of (seed,
+group, member), so they are never training's, and the same in every evaluation of a run, which compares policies on
+equal terms.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+
+import numpy as np
+
+from pipeline.active_run import ActiveRun
+from pipeline.errors import RunError, TrajectoryError
+from pipeline.evaluator import Evaluation, Evaluator, evaluation_concurrency
+from pipeline.json_lines import JsonLines
+from pipeline.rendering import ChatFormat
+from pipeline.rollout_log import RolloutLog
+from pipeline.rollouts import GroupFailed, Rollouts
+from pipeline.sampling_counters import SamplingCounters
+from pipeline.schedule import Admission
+from pipeline.trainer_config import EngineConfig
+from pipeline.training_loop import Stopped
+from pipeline.trajectory import Trajectory
+from pipeline.waits import REPORT_SECONDS, Culprit, Waits
+
+
+class Evaluations:
+    """Launches what is due and waits where it must; results are appended to `done` and to `lines` (eval.jsonl).
+
+    on_failure(error) is told at once when an evaluation fails, so that training ends after the update that has begun;
+    `launch` and `finish` raise the error. A set `stop_asked` ends their waits with Stopped.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        config: EngineConfig,
+        run: ActiveRun,
+        chat: ChatFormat,
+        *,
+        lines: JsonLines,
+        done: list[Evaluation],
+        waits: Waits,
+        stop_asked: asyncio.Event,
+        on_failure: Callable[[BaseException], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._evaluator = evaluator
+        self._config = config
+        self._run = run
+        self._chat = chat
+        self._lines = lines
+        self._done = done
+        self._waits = waits
+        self._stop_asked = stop_asked
+        self._on_failure = on_failure
+        self._clock = clock
+        self._task: asyncio.Task[None] | None = None
+        self._version = 0  # of the latest
+        self._rows_done = 0  # of the latest
+        self._wait_seconds = 0.0
+
+    async def launch(self, batches: int, *, at_end: bool = False) -> None:
+        """Start the evaluation that is due after `batches`, if any, when the one before has ended. at_end: no batch
+        follows.
+        """
+        self._check()
+        group_size = self._evaluator.trajectories_per_row(batches, at_end=at_end)
+        if group_size == 0:
+            return
+        await self._wait(batches if at_end else batches + 1)
+        schedule = self._config.schedule
+        # At the end nothing trains any more: there is nobody to leave samplers to.
+        concurrency = schedule.concurrency if at_end else evaluation_concurrency(schedule)
+        version = self._run.version
+        self._run.slots.lease(version)  # now, not in the task: the next update may pick its slot before that begins
+        self._version, self._rows_done = version, 0
+        self._task = asyncio.get_running_loop().create_task(self._evaluate(version, batches, group_size, concurrency))
+        self._task.add_done_callback(self._ended)
+
+    async def finish(self, batches: int) -> None:
+        """Wait for the one that runs."""
+        await self._wait(batches)
+
+    async def stop(self) -> None:
+        """Cancel the one that runs: it leaves an event, and no result."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def take_metrics(self) -> dict[str, float]:
+        """Since the last call; see docs/metrics.md."""
+        seconds, self._wait_seconds = self._wait_seconds, 0.0
+        return {"evaluation/wait_seconds": seconds}
+
+    # --- waiting -------------------------------------------------------------------------------------------------
+
+    async def _wait(self, step: int) -> None:
+        """For the end of the one that runs; `step`: the batch that waits for it, in the log."""
+        if self._stop_asked.is_set():
+            raise Stopped
+        if self._task is None or self._task.done():
+            return self._check()
+        began = self._clock()
+        stop = asyncio.ensure_future(self._stop_asked.wait())
+        self._waits.begin(step, self._culprit())
+        try:
+            while True:
+                wanted = (self._task, stop)
+                ended, _ = await asyncio.wait(wanted, timeout=REPORT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                if ended:
+                    break
+                self._waits.report(self._culprit())
+        finally:
+            stop.cancel()
+            self._wait_seconds += self._clock() - began
+            self._waits.end()
+        if not self._task.done():
+            raise Stopped
+        self._check()
+
+    def _culprit(self) -> Culprit:
+        rows = len(self._evaluator.holdout)
+        detail = f"the evaluation of version {self._version}, which has finished {self._rows_done} of {rows} rows"
+        return Culprit("evaluation", None, None, detail)
+
+    def _check(self) -> None:
+        if self._task is not None and self._task.done():
+            self._task.result()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Here and not in the task: one that is cancelled before it begins runs none of its own code."""
+        self._run.release(self._version)
+        if not task.cancelled() and task.exception() is not None:
+            self._on_failure(task.exception())
+
+    # --- one evaluation ------------------------------------------------------------------------------------------
+
+    async def _evaluate(self, version: int, batch: int, group_size: int, concurrency: int) -> None:
+        """Measure `version`, which is leased already, and tell the result everywhere."""
+        rows = len(self._evaluator.holdout)
+        began = self._clock()
+        status, reward_mean = "failed", None
+        try:
+            trajectories = await self._roll_out(version, group_size, concurrency)
+            evaluation = summarize(trajectories, version=version, batch=batch, rows=rows, seconds=self._clock() - began)
+            self._lines.write(asdict(evaluation))
+            self._lines.flush()
+            status, reward_mean = "completed", evaluation.reward_mean
+        except asyncio.CancelledError:
+            status = "stopped"
+            raise
+        finally:
+            self._run.events.log("evaluation", version=version, rows=rows, status=status, reward_mean=reward_mean)
+        self._done.append(evaluation)
+        self._tell_sink(evaluation)
+
+    async def _roll_out(self, version: int, group_size: int, concurrency: int) -> list[Trajectory]:
+        """`group_size` trajectories of each row; when this returns or raises, none of them is left."""
+        rows = self._evaluator.holdout
+        rollouts = Rollouts(
+            self._config,
+            self._run,
+            self._chat,
+            rows,
+            group_size,
+            RolloutLog(None, SamplingCounters()),  # its tokens are none of training's
+            concurrency=concurrency,
+            pinned=version,
+            replace_failed=True,  # it comes out here: training may finish the update that it is at
+        )
+        try:
+            rollouts.start([Admission(-1 - index, index, version) for index in range(len(rows))])
+            trajectories: list[Trajectory] = []
+            while self._rows_done < len(rows):
+                result = await rollouts.completed.get()  # ends with the run at the latest: its failure comes out too
+                if isinstance(result, BaseException):
+                    raise result
+                if isinstance(result, GroupFailed):
+                    raise TrajectoryError(f"The evaluation of version {version} failed: {result.cause}")
+                self._rows_done += 1
+                trajectories += result.trajectories
+            return trajectories
+        finally:
+            await rollouts.stop()
+
+    def _tell_sink(self, evaluation: Evaluation) -> None:
+        if self._evaluator.sink is None:
+            return
+        try:
+            self._evaluator.sink(evaluation)
+        except Exception as error:  # the user's code: whatever it raises ends the run, and is named
+            raise RunError(
+                f"Evaluator.sink raised {type(error).__name__} for the evaluation of version {evaluation.version}: "
+                f"{error}. The result is in eval.jsonl; correct the function."
+            ) from error
+
+
+def summarize(trajectories: list[Trajectory], *, version: int, batch: int, rows: int, seconds: float) -> Evaluation:
+    """The measures of at least one trajectory."""
+    rewards = np.array([one.reward for one in trajectories], dtype=np.float64)
+    return Evaluation(
+        version=version,
+        batch=batch,
+        rows=rows,
+        trajectories=len(trajectories),
+        reward_mean=float(rewards.mean()),
+        reward_std=float(rewards.std()),
+        generated_tokens_mean=float(np.mean([one.generated_tokens for one in trajectories])),
+        truncated_frac=float(np.mean([one.truncated is not None for one in trajectories])),
+        seconds=seconds,
+    )
