@@ -1,0 +1,95 @@
+"""docs/async.md as a user follows it: its Python blocks as one script, its shell blocks in a checkout.
+
+The page's runs are longer than a test's. There is one way to shorten them: a number after `STEPS = ` or `--steps ` in a
+block is replaced by TEST_STEPS. Nothing else of a block is changed.
+"""
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE = (ROOT / "docs" / "async.md").read_text(encoding="utf-8")
+TEST_STEPS = 4  # async runs have reached their largest age by then
+
+
+def blocks(language):
+    """The page's blocks, shortened."""
+    found = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    assert found, f"the page has no {language} block"
+    return [re.sub(r"(STEPS = |--steps )\d+", rf"\g<1>{TEST_STEPS}", block) for block in found]
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A directory in which the page's commands find what a checkout has, and runs go nowhere else."""
+    for name in ("run.py", "recipes"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+def run(command, directory, seconds):
+    """In `directory`, with this project first on Python's path and this Python first among the programs."""
+    paths = {"PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(
+        command, cwd=directory, env=os.environ | paths, capture_output=True, text=True, timeout=seconds
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def finished_runs(directory):
+    """(first event, metrics lines) of each run, oldest first; each whole, and proved by the audit."""
+    found = []
+    for run_dir in sorted((directory / "runs").iterdir(), key=lambda path: path.stat().st_ctime_ns):
+        events, metrics = (
+            [json.loads(line) for line in (run_dir / name).read_text(encoding="utf-8").splitlines()]
+            for name in ("events.jsonl", "metrics.jsonl")
+        )
+        assert (events[-1]["status"], len(metrics)) == ("completed", TEST_STEPS)
+        run([sys.executable, "-m", "pipeline.audit", str(run_dir / "events.jsonl")], ROOT, 60)
+        found.append((events[0], metrics))
+    return found
+
+
+def test_python_blocks_run_as_one_script(checkout):
+    script = "\n".join(blocks("python"))
+    assert script.count(f"STEPS = {TEST_STEPS}") == 1
+    (checkout / "page.py").write_text(script, encoding="utf-8")
+    run([sys.executable, "page.py"], checkout, 110)
+
+    runs = finished_runs(checkout)
+    assert len(runs) == script.count("rl.run(")
+    (synchronous, sync_lines), (asynchronous, async_lines), *_ = runs
+    assert (synchronous["max_staleness"], synchronous["concurrency"]) == (0, 64)
+    assert (asynchronous["max_staleness"], asynchronous["concurrency"]) == (2, 192)
+    assert synchronous.keys() == asynchronous.keys()
+    assert max(line["staleness/span_age_max"] for line in sync_lines) == 0
+    assert max(line["staleness/span_age_max"] for line in async_lines) > 0
+    assert any(event["oversample_factor"] == 1.5 for event, _ in runs)
+
+    with open(checkout / "metrics.csv", newline="") as file:
+        logged = list(csv.DictReader(file))
+    _, last_lines = runs[-1]
+    for line in last_lines:
+        of_step = {row["name"]: float(row["value"]) for row in logged if int(row["step"]) == line["step"]}
+        assert of_step == {name: value for name, value in line.items() if "/" in name}
+
+
+def test_shell_blocks_run_in_a_checkout(checkout):
+    for block in blocks("bash"):
+        run(["bash", "-e", "-c", block], checkout, 100)
+    bounds = [(event["mode"], event["max_staleness"], event["concurrency"]) for event, _ in finished_runs(checkout)]
+    assert bounds == [("sync", 0, 64), ("async", 2, 192)]
+
+
+def test_metrics_that_the_page_names_are_defined():
+    defined = set(re.findall(r"`([a-z]+/[\w<>/]+)`", (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")))
+    named = set(re.findall(r"`((?:train|sampling|staleness|groups|length|reward|eval)/[\w<>/]+)`", PAGE))
+    assert named and named <= defined, named - defined
