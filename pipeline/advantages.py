@@ -2,7 +2,8 @@
 
 Rewards come as one list per group; None marks a member that is excluded: it counts in no mean, and its advantage is 0.
 Deviations are those of the population. Rewards that are equal but for rounding have an advantage of exactly zero: a
-residue of 1e-16 divided by its own deviation would otherwise become a gradient.
+residue of 1e-16 divided by its own deviation would otherwise become a gradient. Equal are the rewards of a baseline
+(a group's, or the batch's) that lie within 1e-6 of the largest one's magnitude, since a reward may come from float32.
 """
 
 from collections.abc import Sequence
@@ -14,8 +15,10 @@ from pipeline.errors import ConfigError, ConfigTypeError, RunError
 
 Rewards = Sequence[Sequence[float | None]]
 
-# Two rewards that differ by less, relative to the largest one around, are equal: float64 sums of a few dozen terms
-# round to about 1e-15 of their size.
+# Both relative to the largest reward around. Rewards of one baseline that all lie this close are equal: float32 rounds
+# to 6e-8, and a reward may be a sum of several such numbers.
+_EQUAL = 1e-6
+# One that lies this close to its mean has no advantage: float64 sums of a few dozen terms round to about 1e-15.
 _ROUNDING = 1e-12
 
 
@@ -107,8 +110,11 @@ def _against(group: Sequence[float | None], baseline: Sequence[float], standardi
     """The group's rewards less the baseline's mean and, with `standardize`, over its deviation; 0 where excluded."""
     if not baseline:
         return [0.0] * len(group)
+    largest = max(map(abs, baseline))
+    if max(baseline) - min(baseline) <= _EQUAL * largest:
+        return [0.0] * len(group)
     mean, deviation = _mean_and_deviation(baseline)
-    rounding = _ROUNDING * max(map(abs, baseline))
+    rounding = _ROUNDING * largest
     divisor = max(deviation, eps) if standardize else 1.0
     centred = [0.0 if reward is None else reward - mean for reward in group]
     return [0.0 if abs(value) <= rounding else value / divisor for value in centred]

@@ -1,5 +1,9 @@
 """Advantages, beside the recorded vectors: zero means zero, and bad input is refused."""
 
+import json
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from pipeline.advantages import Batchwise, GroupCentered
@@ -12,6 +16,11 @@ EVERY_ESTIMATOR = [
     Batchwise(),
     Batchwise(standardize=True),
 ]
+
+
+def load_case(name: str) -> dict:
+    path = Path(__file__).parent.parent / "data" / "cases" / name / "case.json"
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("estimator", EVERY_ESTIMATOR, ids=str)
@@ -41,8 +50,35 @@ def test_a_reward_equal_to_its_mean_has_no_residue():
 
 
 def test_small_differences_that_are_no_rounding_stay():
-    (found,) = GroupCentered().compute([[1.0, 1.0 + 1e-9]])
-    assert found == pytest.approx([-5e-10, 5e-10], rel=1e-3)
+    """1e-6 of the largest reward divides the two, whatever the rewards' size."""
+    for size in (1e-9, 1.0, 1e9):
+        (found,) = GroupCentered().compute([[size, size * (1 + 1e-5)]])
+        assert found == pytest.approx([-5e-6 * size, 5e-6 * size], rel=1e-3)
+        assert GroupCentered(standardize=True).compute([[size, size * (1 + 9e-7)]]) == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize("estimator", EVERY_ESTIMATOR, ids=str)
+@pytest.mark.parametrize("kind", [np.float64, np.float32])
+def test_equal_rewards_have_no_advantage_in_either_precision(estimator, kind):
+    """Whatever rounding float32 leaves in a score, the group has zero variance; one different member changes that."""
+    case = load_case("HR49")
+    tenth, fifth = kind(0.1), kind(0.2)
+    noisy = [float(kind(reward)) for reward in case["rewards"]]
+    sums = [float(tenth + fifth), float(kind(0.3)), float(kind(1.2) / kind(4.0)), float(kind(0.9) - kind(0.6))]
+    for rewards in (case["rewards"], noisy, sums):
+        assert max(rewards) - min(rewards) < 1e-6
+        assert estimator.compute([rewards]) == [[0.0] * len(rewards)]
+
+    control = [float(kind(reward)) for reward in case["mixed_control"]["rewards"]]
+    (found,) = estimator.compute([control])
+    assert all(found) and found[0] < 0 < min(found[1:])
+
+
+def test_a_group_of_equal_rewards_has_zero_variance_among_others():
+    noise = load_case("HR49")["rewards"]
+    for standardize in (False, True, "batch"):
+        equal, mixed = GroupCentered(standardize=standardize).compute([noise, [0.0, 1.0, 1.0, 0.0]])
+        assert equal == [0.0] * len(noise) and all(mixed)
 
 
 def test_the_deferred_deviation_completes_the_advantages():
