@@ -31,6 +31,7 @@ __all__ = ["Env", "ToolCall", "TrajectoryView", "Turn", "TurnResult", "as_messag
 
 ROLES = ("system", "user", "assistant", "tool")
 RECOVERIES = ("drop", "stateless", "snapshot")
+WRAP_UP = "Little room is left. Give your final answer now, without calling tools."
 
 Message = dict[str, Any]  # {"role": one of ROLES, "content": str}, in tool messages also "name"
 
@@ -89,14 +90,23 @@ class TurnResult:
 
 
 class TrajectoryView:
-    """What user code sees of its trajectory so far."""
+    """What user code sees of its trajectory so far.
 
-    __slots__ = ("group", "member", "messages", "running_tools", "tool_records", "turns")
+    `loss_mask_end` may be set in `on_turn`, `reward` and `on_truncated`: of the tokens that the trajectory generates,
+    in all its turns, only the first so many are trained; `traj.num_generated_tokens` there keeps all up to now, and
+    none from now on.
+    """
+
+    __slots__ = ("group", "in_turn", "loss_mask_end", "member", "messages", "rewritten", "running_tools",
+                 "tool_records", "turns")
 
     def __init__(self, group: int, member: int, messages: list[Message]) -> None:
         self.group = group
         self.member = member
         self.messages = messages  # all so far, the model's turns among them
+        self.loss_mask_end: int | None = None
+        self.in_turn = False  # on_turn runs
+        self.rewritten = False  # in this turn
         self.turns: list[Turn] = []
         self.tool_records: list[ToolRecord] = []  # of the turn being answered
         self.running_tools: list[str] = []
@@ -123,6 +133,20 @@ class TrajectoryView:
     def num_generated_tokens(self) -> int:
         return sum(turn.num_tokens for turn in self.turns)
 
+    def rewrite(self, messages: Sequence[Message] | str) -> None:
+        """In `on_turn`: the model goes on from these messages in place of all so far, as from a new prompt.
+
+        What was generated before is still trained, given what it was generated from. The messages of the TurnResult
+        follow. Raises ConfigError outside `on_turn`.
+        """
+        if not self.in_turn:
+            raise ConfigError(
+                "traj.rewrite was called outside on_turn. It replaces what the model's next turn goes on from, which "
+                "is decided there. Call it in on_turn."
+            )
+        self.messages = as_messages(messages, "traj.rewrite")
+        self.rewritten = True
+
 
 class Env:
     """Base of all environments; `reset` and `reward` must be written.
@@ -131,6 +155,7 @@ class Env:
     """
 
     tools: Sequence[Callable] | None = None  # None: all @tool methods; a list (also set in `reset`): exactly these
+    wrap_up: Sequence[Message] | str = WRAP_UP  # asks for the final answer (`Budget.final_answer_reserve`)
     recovery: str = "drop"  # what a resumed run does with an unfinished trajectory; "drop" starts it again
     rng: random.Random  # seeded per trajectory before `reset`: use it for all that is random, to be reproducible
 

@@ -13,6 +13,10 @@ from pipeline.errors import RunError, TrajectoryError
 from workers.messages import EnvironmentCall, EnvironmentReplies, EnvironmentReply, Environments, Message, encode
 
 
+class Dropped(Exception):
+    """The environment was dropped while a call of it was under way."""
+
+
 class EnvironmentHandle:
     """One trajectory's environment: `call` until a reply holds a reward, or `drop`."""
 
@@ -22,13 +26,26 @@ class EnvironmentHandle:
         self._group = group
         self._member = member
         self._open = True
+        self._pending: tuple[str, asyncio.Future[EnvironmentReply]] | None = None  # the call under way
+        self._truncation: asyncio.Future[EnvironmentReply] | None = None  # by which `interrupt` ends a turn
         client.num_open[host] += 1
 
     async def call(self, call: str, argument: dict[str, Any]) -> EnvironmentReply:
         """reset, turn or truncate (see `EnvironmentCall`). Raises TrajectoryError with the host's sentence if it
-        failed.
+        failed, and Dropped.
+
+        The reply of a turn that was interrupted is that of its truncation, unless the turn had its answer first.
         """
-        reply = await self._client.send(self._host, self._group, self._member, call, argument)
+        future = self._client.send(self._host, self._group, self._member, call, argument)
+        self._pending = (call, future)
+        reply = await future
+        if self._truncation is not None and reply.error is not None:
+            self._pending = ("truncate", self._truncation)
+            truncated = await self._truncation
+            if truncated.error is not None:  # whichever of the two says why
+                truncated = truncated._replace(error=f"{reply.error}; {truncated.error}")
+            reply = truncated
+        self._pending = None
         if reply.error is not None:
             self._close()
             raise TrajectoryError(reply.error)
@@ -36,8 +53,17 @@ class EnvironmentHandle:
             self._close()
         return reply
 
+    def interrupt(self, cause: str) -> None:
+        """End a turn that is under way by a truncation with `cause`; any other call goes on."""
+        if self._pending is not None and self._pending[0] == "turn" and not self._pending[1].done():
+            self._truncation = self._client.send(
+                self._host, self._group, self._member, "truncate", {"cause": cause}
+            )
+
     def drop(self) -> None:
-        """Close it without a reward; does nothing when it is closed already."""
+        """Close it without a reward, and end a call that is under way; does nothing when it is closed already."""
+        if self._pending is not None and not self._pending[1].done():
+            self._pending[1].set_exception(Dropped())
         if self._open:
             self._close()
             self._client.send(self._host, self._group, self._member, "drop", {}).add_done_callback(_ignore)

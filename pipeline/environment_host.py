@@ -13,7 +13,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import CoroutineType
 from typing import Any
 
@@ -173,20 +173,23 @@ class EnvironmentHost:
         running.method = "reset"
         messages = as_messages(await running.settle(env.reset(episode.row)), f"{self._name}.reset")
         schemas = [spec.schema for spec, _ in tools_of(env).values()]
+        wrap_up = as_messages(env.wrap_up, f"{self._name}.wrap_up")
         episode.view = TrajectoryView(call.group, call.member, list(messages))
         episode.running = None
-        return {"messages": messages, "tools": schemas}, []
+        return {"messages": messages, "tools": schemas, "wrap_up": wrap_up}, []
 
     async def _turn(self, running: _Running) -> tuple[dict, list]:
         episode = self._open_episode(running, "turn")
         view, argument = episode.view, running.call.argument
-        turn = _turn_of(argument)
-        view.turns.append(turn)
-        view.messages.append(_assistant_message(turn))
+        _catch_up(view, [*argument.get("unseen", ()), argument])
         view.tool_records = []
         view.running_tools.clear()
+        view.rewritten, view.in_turn = False, True
         running.method = "on_turn"
-        outcome = await running.settle(episode.env.on_turn(view))
+        try:
+            outcome = await running.settle(episode.env.on_turn(view))
+        finally:
+            view.in_turn = False
         if outcome is not None and not isinstance(outcome, TurnResult):
             raise TypeError(f"on_turn gave {type(outcome).__name__}; it gives a TurnResult, or None to end the episode")
         result: dict[str, Any] = {}
@@ -198,13 +201,17 @@ class EnvironmentHost:
         if outcome is None or outcome.done:
             running.method = "reward"
             reward = _finite(await running.settle(episode.env.reward(view, episode.row)), "reward")
+            result |= _mask_end(view)
             await self._finish(running)
             result["messages"], result["reward"] = None, reward
         else:
             messages = as_messages(outcome.messages, f"{self._name}.on_turn")
             view.messages.extend(messages)
             episode.running = None
+            result |= _mask_end(view)
             result["messages"], result["max_turn_tokens"] = messages, outcome.max_turn_tokens
+            if view.rewritten:
+                result["messages"], result["rewrites"] = list(view.messages), True
         return result, tools
 
     async def _truncate(self, running: _Running) -> tuple[dict, list]:
@@ -218,10 +225,12 @@ class EnvironmentHost:
         if episode.view is None:
             raise _Refused(f"{self._where(running.call, 'truncate')} came before its reset had ended")
         running.method = "on_truncated"
+        _catch_up(episode.view, running.call.argument.get("unseen", ()))
         cause = running.call.argument["cause"]
         reward = _finite(await running.settle(episode.env.on_truncated(episode.view, episode.row, cause)), "reward")
+        mask_end = _mask_end(episode.view)
         await self._finish(running)
-        return {"reward": reward}, []
+        return {"reward": reward} | mask_end, []
 
     async def _drop(self, running: _Running) -> tuple[dict, list]:
         """Close without a reward; an environment that is not (or no longer) there is as good as dropped."""
@@ -292,6 +301,27 @@ class EnvironmentHost:
         if isinstance(failure, _Refused):
             return str(failure)
         return f"{where} failed with {describe(failure)}"
+
+
+def _catch_up(view: TrajectoryView, entries: Iterable[dict[str, Any]]) -> None:
+    """Put turns, and messages that the trajectory got without the environment, into the view."""
+    for entry in entries:
+        if "messages" in entry:
+            view.messages.extend(entry["messages"])
+        else:
+            turn = _turn_of(entry)
+            view.turns.append(turn)
+            view.messages.append(_assistant_message(turn))
+
+
+def _mask_end(view: TrajectoryView) -> dict[str, int]:
+    """What the user set, if it is valid: an entry of the reply."""
+    end = view.loss_mask_end
+    if end is None:
+        return {}
+    if isinstance(end, bool) or not isinstance(end, int) or end < 0:
+        raise TypeError(f"traj.loss_mask_end is {end!r}; it counts generated tokens, so it is an integer of at least 0")
+    return {"loss_mask_end": end}
 
 
 def _turn_of(argument: dict[str, Any]) -> Turn:

@@ -2,25 +2,29 @@
 trajectory loop).
 
 Everything it records is exact: spans hold the sampled ids and the log-probs they were sampled with; text exists only
-for the environment. Nothing here decides when a trajectory starts or which version it is pinned to; `rollouts.py`
-does.
+for the environment. Nothing here decides when a trajectory starts, which version it is pinned to or when its group
+closes; `rollouts.py` does.
 """
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.budget import next_request_tokens
+from pipeline.budget import next_request_tokens, tokens_left
 from pipeline.config import Budget
-from pipeline.environment_client import EnvironmentHandle
+from pipeline.environment_client import Dropped, EnvironmentHandle
+from pipeline.errors import TrajectoryError
 from pipeline.rendering import ChatFormat
 from pipeline.sampler_client import SegmentResult
 from pipeline.trajectory import Span, Trajectory
 from workers.messages import EnvironmentReply
 
 # generate(context, max_tokens, generated so far) -> the segment
-Generate = Callable[[list[int], int, int], asyncio.Future[SegmentResult]]
+Generate = Callable[[list[int], int, int], Awaitable[SegmentResult]]
+
+# How a turn ended: TURN goes to the environment, CUT to the wrap-up request; anything else is a cause of truncation.
+TURN = "turn"
+CUT = "cut"
 
 
 @dataclass(slots=True)
@@ -35,84 +39,207 @@ class TrajectoryLoop:
     on_segment: Callable[[SegmentResult, int], None]  # the segment and the length of its context
     on_tools: Callable[[EnvironmentReply], None]
     doing: str = "queue"  # queue, sampling, tool, reward
+    stopped_by: str | None = None  # the cause given to `stop`
+    discarded: bool = False  # stopped, and it leaves nothing behind
+    _begun: bool = False  # its first request is made
+    _tools: list[dict] = field(default_factory=list)
+    _wrap_up: list[dict] = field(default_factory=list)  # the messages that ask for the final answer
+    _wrapped_up: bool = False
     _context: list[int] = field(default_factory=list)  # of the current conditioning run
     _generated: int = 0
+    _run: int = 0  # the current conditioning run
+    # What the model wrote or read without the environment's knowledge, in order: turns, and {"messages": …}.
+    _unseen: list[dict] = field(default_factory=list)
 
     async def run(self, row: dict[str, Any], seed: int) -> None:
-        """To the end: reward, truncation cause and spans are then in the trajectory. Raises TrajectoryError."""
+        """To the end: reward, truncation cause and spans are then in the trajectory. Raises TrajectoryError.
+
+        A discarded trajectory just ends: it has no reward.
+        """
+        try:
+            await self._roll_out(row, seed)
+        except (Dropped, TrajectoryError):
+            if not self.discarded:
+                raise
+
+    def stop(self, cause: str, *, discard: bool = False) -> None:
+        """End with `cause` when the running request is done; a wait for a tool ends now. discard: without a reward, as
+        does a trajectory that has made no request yet.
+        """
+        self.stopped_by, self.discarded = cause, discard or not self._begun
+        if self.doing == "sampling":
+            return
+        if self.discarded:
+            self.environment.drop()
+        else:
+            self.environment.interrupt(cause)
+
+    async def _roll_out(self, row: dict[str, Any], seed: int) -> None:
+        if self.discarded:  # before its first step
+            return
         self.doing = "tool"
         reply = await self.environment.call("reset", {"row": row, "seed": seed})
-        self._append("prompt", self.chat.render_prompt(reply.result["messages"], reply.result["tools"]))
+        if self.discarded:  # in the tick of the reply
+            return
+        self._tools, self._wrap_up = reply.result["tools"], reply.result["wrap_up"]
+        self._append("prompt", self.chat.render_prompt(reply.result["messages"], self._tools))
+        self._begun = True
         generate = self.begin()
         turn_cap = None
         while True:
-            self.trajectory.num_turns += 1
-            turn, stopped, cause = await self._sample_turn(generate, turn_cap)
+            turn, stopped, end = await self._sample_turn(generate, turn_cap)
+            turn_cap, cause = None, None
+            if end == TURN:
+                cause, turn_cap = await self._act(turn, stopped)
+                if self.trajectory.reward is not None:
+                    return
+            else:
+                if turn:
+                    self._unseen.append(self._argument(turn, stopped))
+                cause = self._append_wrap_up(turn) if end == CUT else end
             if cause is not None:
                 return await self._truncate(cause)
-            text, calls = self.chat.parse_turn(turn)
-            if calls and self.trajectory.num_turns >= self.budget.max_turns:
-                return await self._truncate("turns")  # its calls would be answered to nobody
-            argument = {"text": text, "tool_calls": calls, "num_tokens": len(turn), "stopped": stopped}
-            self.doing = "tool" if calls else "reward"  # the call that ends an episode brings its reward
-            reply = await self.environment.call("turn", argument)
-            self.on_tools(reply)
-            self._add_metrics(reply)
-            messages = reply.result["messages"]
-            if messages is None:
-                self.trajectory.reward = reply.result["reward"]
-                return
-            if self.trajectory.num_turns >= self.budget.max_turns:
-                return await self._truncate("turns")
-            framing = self.chat.render_reply(messages, turn)
-            if len(self._context) + len(framing) >= self.budget.max_context_tokens:
-                return await self._truncate("context")
-            self._append("framing", framing)
-            turn_cap = reply.result["max_turn_tokens"]
 
-    async def _sample_turn(self, generate: Generate, turn_cap: int | None) -> tuple[list[int], bool, str | None]:
-        """(ids of the turn, whether a stop id ended it, cause of a truncation): as many requests as it takes."""
+    async def _sample_turn(self, generate: Generate, turn_cap: int | None) -> tuple[list[int], bool, str]:
+        """(ids of the turn, whether a stop id ended it, how it ended): as many requests as it takes."""
         turn: list[int] = []
         cap = self.budget.max_turn_tokens if turn_cap is None else turn_cap
         while True:
+            if self.stopped_by is not None:
+                return turn, False, self.stopped_by
             max_tokens = next_request_tokens(
                 self.budget,
                 generated_tokens=self._generated,
                 context_tokens=len(self._context),
                 turn_tokens=len(turn),
-                wrapped_up=False,
+                wrapped_up=self._wrapped_up,
                 turn_cap=turn_cap,
             )
             if max_tokens <= 0:
                 spent = self._generated >= self.budget.max_generated_tokens
                 return turn, False, "generated_tokens" if spent else "context"
+            if not turn:
+                self.trajectory.num_turns += 1
             self.doing = "sampling"
             segment = await generate(self._context, max_tokens, self._generated)
             if not segment.tokens:
-                return turn, False, "empty_sample"
+                return turn, False, "empty_sample" if self.stopped_by is None else self.stopped_by
             self.on_segment(segment, len(self._context))
             self.trajectory.spans.append(
-                Span("generated", segment.tokens, segment.version, segment.kv_version, segment.logprobs)
+                Span("generated", segment.tokens, segment.version, segment.kv_version, segment.logprobs, self._run)
             )
             self._context += segment.tokens
             self._generated += len(segment.tokens)
             turn += segment.tokens
-            if segment.stopped:
-                return turn, True, None
-            if cap is not None and len(turn) >= cap:
-                return turn, False, None
+            if self.stopped_by is not None:  # at the end of a turn too, no environment follows
+                return turn, segment.stopped, self.stopped_by
+            if segment.stopped or (cap is not None and len(turn) >= cap):
+                return turn, segment.stopped, TURN
+            # In the last turn no answer can be asked for: the model writes on in this one, into its reserve.
+            if self._wants_answer(self.budget.final_answer_reserve, len(self._context)) and not self._is_last_turn:
+                return turn, False, CUT
+
+    async def _act(self, turn: list[int], stopped: bool) -> tuple[str | None, int | None]:
+        """The environment's part of a turn: (cause of a truncation, cap of the next turn). At the end it sets the
+        reward.
+        """
+        argument = self._argument(turn, stopped)
+        calls = argument["tool_calls"]
+        if calls and self._no_turn_follows:  # they would be answered to nobody
+            self._unseen.append(argument)
+            return self._no_turn_follows, None
+        if self._unseen:
+            argument["unseen"], self._unseen = self._unseen, []
+        self.doing = "tool" if calls else "reward"  # the call that ends an episode brings its reward
+        reply = await self.environment.call("turn", argument)
+        self.on_tools(reply)
+        self._take_notes(reply)
+        if "messages" not in reply.result:  # `stop` interrupted it
+            self.trajectory.truncated, self.trajectory.reward = self.stopped_by, reply.result["reward"]
+            return None, None
+        messages = reply.result["messages"]
+        if messages is None:
+            self.trajectory.reward = reply.result["reward"]
+            return None, None
+        if self._no_turn_follows:
+            return self._no_turn_follows, None
+        rewrites = reply.result.get("rewrites", False)
+        return self._append_reply(messages, turn, rewrites), reply.result["max_turn_tokens"]
+
+    def _append_reply(self, messages: list[dict], turn: list[int], rewrites: bool) -> str | None:
+        """Put the environment's messages, and if it is time the wrap-up request, behind the turn; with `rewrites` in
+        place of all that was. Returns a cause, and appends nothing, if that leaves no room to answer.
+        """
+        budget, kept = self.budget, 0 if rewrites else len(self._context)
+        tokens = self._render(messages, turn, rewrites)
+        asks = self._wants_answer(budget.final_answer_reserve + budget.segment_tokens, kept + len(tokens))
+        if asks:
+            tokens = self._render([*messages, *self._wrap_up], turn, rewrites)
+        if kept + len(tokens) >= budget.max_context_tokens:
+            return "context"
+        if rewrites:
+            self._run += 1
+            self._context = []
+        self._append("prompt" if rewrites else "framing", tokens)
+        if asks:
+            self._note_wrap_up()
+        return None
+
+    def _append_wrap_up(self, turn: list[int]) -> str | None:
+        """The wrap-up request follows a turn that was cut for it. Returns a cause if it leaves no room to answer."""
+        framing = self.chat.render_reply(self._wrap_up, turn)
+        if len(self._context) + len(framing) >= self.budget.max_context_tokens:
+            return "context"
+        self._append("framing", framing)
+        self._note_wrap_up()
+        return None
+
+    def _note_wrap_up(self) -> None:
+        self._wrapped_up = True
+        self._unseen.append({"messages": self._wrap_up})
+
+    def _wants_answer(self, within: int, context_tokens: int) -> bool:
+        """Whether it is time to ask for the final answer: no more than `within` tokens are left."""
+        if self._wrapped_up or not self.budget.final_answer_reserve:
+            return False
+        return tokens_left(self.budget, self._generated, context_tokens) <= within
+
+    @property
+    def _is_last_turn(self) -> bool:
+        return self.trajectory.num_turns >= self.budget.max_turns
+
+    @property
+    def _no_turn_follows(self) -> str | None:
+        """The cause for a turn that asks for another one where none can follow."""
+        if self._wrapped_up:
+            return "final_answer"
+        return "turns" if self._is_last_turn else None
 
     async def _truncate(self, cause: str) -> None:
-        self.doing = "reward"
-        reply = await self.environment.call("truncate", {"cause": cause})
-        self._add_metrics(reply)
+        """The end by a limit."""
         self.trajectory.truncated = cause
+        if self.discarded:
+            return
+        self.doing = "reward"
+        unseen = {"unseen": self._unseen} if self._unseen else {}
+        reply = await self.environment.call("truncate", {"cause": cause} | unseen)
+        self._take_notes(reply)
         self.trajectory.reward = reply.result["reward"]
 
+    def _argument(self, turn: Sequence[int], stopped: bool) -> dict[str, Any]:
+        text, calls = self.chat.parse_turn(turn)
+        return {"text": text, "tool_calls": calls, "num_tokens": len(turn), "stopped": stopped}
+
+    def _render(self, messages: Sequence[dict], turn: Sequence[int], rewrites: bool) -> list[int]:
+        return self.chat.render_prompt(messages, self._tools) if rewrites else self.chat.render_reply(messages, turn)
+
     def _append(self, kind: Any, tokens: list[int]) -> None:
-        self.trajectory.spans.append(Span(kind, tokens))
+        self.trajectory.spans.append(Span(kind, tokens, run=self._run))
         self._context += tokens
 
-    def _add_metrics(self, reply: EnvironmentReply) -> None:
+    def _take_notes(self, reply: EnvironmentReply) -> None:
+        """What the environment says beside its answer."""
         for name, value in reply.result.get("metrics", {}).items():
             self.trajectory.metrics[name] = self.trajectory.metrics.get(name, 0.0) + value
+        if "loss_mask_end" in reply.result:
+            self.trajectory.loss_mask_end = reply.result["loss_mask_end"]

@@ -59,7 +59,9 @@ class EnvironmentCall(NamedTuple):
     """One call to a trajectory's environment. `call` is reset, turn, truncate or drop.
 
     reset: argument {"row": dict, "seed": int}. turn: {"text": str, "tool_calls": [{"name", "arguments", "error"}],
-    "num_tokens": int, "stopped": bool}. truncate: {"cause": str}. drop: {} (close without a reward).
+    "num_tokens": int, "stopped": bool}. truncate: {"cause": str}. drop: {} (close without a reward). turn and truncate
+    may hold "unseen": what the conversation got since the last call without the environment, in order: turns as above,
+    and {"messages": [...]}.
     """
 
     request: int
@@ -72,9 +74,11 @@ class EnvironmentCall(NamedTuple):
 class EnvironmentReply(NamedTuple):
     """Its answer. `error` is null or one sentence; the other fields are then empty.
 
-    reset: result {"messages": [...], "tools": [schema, …]}. turn: {"messages": [...], "max_turn_tokens": int | null},
-    or, when the episode has ended, {"messages": null, "reward": float}. truncate: {"reward": float}. Each may hold
-    "metrics": {name: float}, summed into `rollout/<name>`. After a reward the environment is closed and gone.
+    reset: result {"messages": [...], "tools": [schema, …], "wrap_up": [...]}, the last for the final answer's request.
+    turn: {"messages": [...], "max_turn_tokens": int | null} (with "rewrites": true the messages are the whole
+    conversation, in place of what was), or, when the episode has ended, {"messages": null, "reward": float}.
+    truncate: {"reward": float}. turn and truncate may hold "metrics": {name: float}, summed into `rollout/<name>`, and
+    "loss_mask_end": the generated tokens that are trained. After a reward the environment is closed and gone.
     """
 
     request: int

@@ -1,0 +1,93 @@
+"""When a group goes to the trainer: the rule of `GroupCompletion`, as a pure state machine. Tokens are its only clock.
+
+Facts come in (a member started, generated, ended, is gone), decisions go out (members to stop, members to hand over).
+Under "deadline", the end of the min_members-th member notes what every member has generated; from then on the group
+closes as soon as a member that has started and not ended has added `max_straggler_tokens` since. The caller reports the
+tokens of all requests that end in one instant before the ends of members in it.
+"""
+
+from dataclasses import dataclass
+
+from pipeline.config import GroupCompletion
+
+GROUP_DEADLINE = "group_deadline"  # cause of a straggler that is truncated: it stays in its group
+GROUP_DISCARD = "group_discard"  # cause of a straggler that never trains
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What follows from a fact, in this order: hand over the members `emit` (None: nothing yet), stop `stop`.
+
+    final: no portion follows this one. cause: why the members of `stop` end; the rule hears of each by `ended` or
+    `gone`.
+    """
+
+    emit: tuple[int, ...] | None = None
+    final: bool = False
+    stop: tuple[int, ...] = ()
+    cause: str = ""
+
+
+NOTHING = Decision()
+
+
+class GroupProgress:
+    """One group of `size` members under `rule`."""
+
+    def __init__(self, rule: GroupCompletion, size: int) -> None:
+        self._rule = rule
+        self._unfinished = set(range(size))
+        self._started: set[int] = set()
+        self._tokens = [0] * size
+        self._noted: list[int] | None = None  # tokens of each member when min_members had ended
+        self._num_ended = 0
+        self._to_emit: list[int] = []  # ended, and not handed over
+        self.closed = False  # by the deadline
+
+    def started(self, member: int) -> Decision:
+        """The member runs from now on."""
+        self._started.add(member)
+        return self._close_if_due()
+
+    def generated(self, member: int, tokens: int) -> Decision:
+        """A request of the member has ended with so many tokens."""
+        self._tokens[member] += tokens
+        return self._close_if_due()
+
+    def ended(self, member: int) -> Decision:
+        """The member has its outcome: it was finished or truncated."""
+        self._unfinished.remove(member)
+        self._to_emit.append(member)
+        self._num_ended += 1
+        if not self._unfinished:
+            return self._last()
+        if self._num_ended == self._rule.min_members and self._rule.mode == "deadline":
+            self._noted = list(self._tokens)
+        return self._close_if_due()
+
+    def gone(self, member: int) -> Decision:
+        """The member was stopped and leaves nothing behind."""
+        self._unfinished.remove(member)
+        return NOTHING if self._unfinished else self._last()
+
+    def _close_if_due(self) -> Decision:
+        if self.closed or self._noted is None:
+            return NOTHING
+        allowed = self._rule.max_straggler_tokens
+        running = self._started & self._unfinished
+        if not any(self._tokens[member] - self._noted[member] >= allowed for member in running):
+            return NOTHING
+        self.closed = True
+        unfinished = tuple(sorted(self._unfinished))
+        if self._rule.on_stragglers == "truncate":
+            return Decision(stop=unfinished, cause=GROUP_DEADLINE)
+        if self._rule.on_stragglers == "discard":
+            return Decision(emit=self._take(), stop=unfinished, cause=GROUP_DISCARD)
+        return Decision(emit=self._take())
+
+    def _last(self) -> Decision:
+        return Decision(emit=self._take(), final=True)
+
+    def _take(self) -> tuple[int, ...]:
+        members, self._to_emit = tuple(sorted(self._to_emit)), []
+        return members
