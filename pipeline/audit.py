@@ -1,8 +1,7 @@
 """Replay a run's events.jsonl and prove its promises from outside: nothing else of Headway is imported.
 
-Proved: no trained segment older than max_staleness; each group consumed once, filtered, failed or outstanding; never
-more admitted than allowed; reservations that can all be met; every token accounted for; versions and times in order.
-Each finding makes the exit code 1, also a log without `end`: what a killed run left is proved all the same.
+Proved: ages in bounds; each group consumed once, filtered, failed or outstanding; admissions and reservations within
+their limits; every token accounted for; versions and times in order. A finding, or no `end`, makes the exit code 1.
 """
 
 import json
@@ -49,21 +48,22 @@ class Audit:
         self.need(tokens == (held := self.tokens(trajectories)), f"{tokens} tokens {fate}, but {held} in segments")
         for one in trajectories:
             one.state = fate
+            spent = sum(other.state in ("consumed", "discarded") for other in one.group.members.values())
+            one.group.state = "consumed" if spent == self.run["group_size"] else one.group.state
 
     def replay(self, e):
         kind, need, run, group, one = e["event"], self.need, self.run, None, None
         need(e["t"] >= self.seconds, f"t goes back from {self.seconds} to {e['t']}")
-        due = IN_ORDER.get(kind + e.get("status", ""), "any optim published").split()  # a failed end comes any time
+        self.seconds, due = e["t"], IN_ORDER.get(kind + e.get("status", ""), "any optim published").split()
         need(kind == "run" or self.due in due, f"{kind} does not belong here: due is {self.due}")
-        self.seconds = e["t"]
         if kind in (*OF_TRAJECTORY, "ready", "filtered", "failed"):
             group = self.groups[e["group"]]
             need(group.state == "outstanding", f"{kind} of group {e['group']}, which is {group.state}")
         if kind in OF_TRAJECTORY:
             name, member = e["trajectory"], int(e["trajectory"].partition(".")[2])
             need(name == f"{e['group']}.{member}" and member < run["group_size"], f"there is no trajectory {name}")
-            one = group.members.setdefault(member, Record(state="new", pinned=None, segments=[]))
-            before = ("new", "retry") if kind == "started" else ("running",)
+            one = group.members.setdefault(member, Record(state="new", group=group, segments=[]))
+            before = {"started": "new retry", "discarded": "new running"}.get(kind, "running").split()
             need(one.state in before, f"{kind} of trajectory {name}, which is {one.state}")
         if kind in ("admitted", "started", "segment") and e["version"] is not None:
             need((group or self).version <= e["version"] <= self.version, f"no {kind} can have version {e['version']}")
@@ -91,7 +91,8 @@ class Audit:
                 need(e["tokens"] == self.tokens([one]), f"{name} tells {e['tokens']} tokens, not {self.tokens([one])}")
             case "ready":
                 whole = run["group_size"] == sum(m.state not in ("running", "retry") for m in group.members.values())
-                need((whole and not group.ready) or run["on_stragglers"] == "carry_over", "ready twice or too early")
+                once = (whole or run["on_stragglers"] == "discard") and not group.ready
+                need(once or run["on_stragglers"] == "carry_over", "ready twice or too early")
                 group.ready = True
             case "retry" | "discarded" | "filtered" | "failed":
                 self.spend(kind, e["tokens"], [one] if one else self.unspent(group))
@@ -122,7 +123,6 @@ class Audit:
             need(group.state == "outstanding" and group.ready, f"group {number} is {group.state} or not ready")
             members = [group.members[m] for m in e["members"][index]] if "members" in e else self.unspent(group)
             need(all(one.state == "ended" for one in members), f"group {number} has members that are not ended")
-            group.state = "consumed" if len(members) == len(self.unspent(group)) else group.state
             trained += members
         self.spend("consumed", e["tokens"], trained)
         ages = sorted((self.version - version, tokens) for one in trained for version, tokens in one.segments)
@@ -131,8 +131,8 @@ class Audit:
         old = sum(tokens for age, tokens in ages if age > limit)
         allowed = {"wait": 0, "mask_span": e["masked"], "keep": old}[self.run["stale_policy"]]
         need(old <= allowed, f"{old} tokens are older than max_staleness {limit}, the oldest by {span[1]} versions")
-        self.oldest = max(self.oldest, span[1] or 0)
-        self.batches, self.due = e["step"], "optim" if e["updated"] else "any"
+        self.batches, self.oldest = e["step"], max(self.oldest, span[1] or 0)
+        self.due = "optim" if e["updated"] else "any"
 
 
 def main(path):

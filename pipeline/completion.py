@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pipeline.config import GroupCompletion
 
 GROUP_DEADLINE = "group_deadline"  # cause of a straggler that is truncated: it stays in its group
-GROUP_DISCARD = "group_discard"  # cause of a straggler that never trains
+GROUP_DISCARD = "group_discard"  # cause of a straggler that is left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,13 @@ class GroupProgress:
         self._to_emit: list[int] = []  # ended, and not handed over
         self.closed = False  # by the deadline
 
+    @property
+    def discards(self) -> bool:
+        """Whether members that are stopped leave nothing behind."""
+        return self._rule.on_stragglers == "discard"
+
     def started(self, member: int) -> Decision:
-        """The member runs from now on."""
+        """The member makes its first request."""
         self._started.add(member)
         return self._close_if_due()
 

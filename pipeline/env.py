@@ -97,8 +97,17 @@ class TrajectoryView:
     none from now on.
     """
 
-    __slots__ = ("group", "in_turn", "loss_mask_end", "member", "messages", "rewritten", "running_tools",
-                 "tool_records", "turns")
+    __slots__ = (
+        "group",
+        "in_turn",
+        "loss_mask_end",
+        "member",
+        "messages",
+        "rewritten",
+        "running_tools",
+        "tool_records",
+        "turns",
+    )
 
     def __init__(self, group: int, member: int, messages: list[Message]) -> None:
         self.group = group

@@ -56,9 +56,7 @@ class EnvironmentHandle:
     def interrupt(self, cause: str) -> None:
         """End a turn that is under way by a truncation with `cause`; any other call goes on."""
         if self._pending is not None and self._pending[0] == "turn" and not self._pending[1].done():
-            self._truncation = self._client.send(
-                self._host, self._group, self._member, "truncate", {"cause": cause}
-            )
+            self._truncation = self._client.send(self._host, self._group, self._member, "truncate", {"cause": cause})
 
     def drop(self) -> None:
         """Close it without a reward, and end a call that is under way; does nothing when it is closed already."""

@@ -59,6 +59,17 @@ class RolloutLog:
                 truncated=trajectory.truncated,
             )
 
+    def discarded(self, trajectory: Trajectory, cause: str) -> None:
+        """It was stopped, and never trains."""
+        if self._events is not None:
+            self._events.log(
+                "discarded",
+                trajectory=f"{trajectory.group}.{trajectory.member}",
+                group=trajectory.group,
+                cause=cause,
+                tokens=trajectory.generated_tokens,
+            )
+
     def ready(self, group: Group) -> None:
         if self._events is not None:
             self._events.log("ready", group=group.group)

@@ -42,7 +42,7 @@ class SegmentResult:
 class _Request:
     """A request that is waiting or with the sampler. `picked` is its version once it has left."""
 
-    priority: int
+    priority: tuple
     number: int
     group: int
     member: int
@@ -98,7 +98,8 @@ class SamplerClient:
         self._limit = limit
         self._limit.wake.append(self.flush)
         self._numbers = 0
-        self._waiting: list[tuple[int, bool, int, _Request]] = []  # (priority, is evaluation, number, request): a heap
+        # (priority, is evaluation, number, request): a heap
+        self._waiting: list[tuple[tuple, bool, int, _Request]] = []
         self._sent: dict[int, _Request] = {}
         self._released: list[list[int]] = []
         self._versions: list[int] = []
@@ -133,7 +134,7 @@ class SamplerClient:
     def generate(
         self,
         *,
-        priority: int,
+        priority: tuple,
         group: int,
         member: int,
         pick: Callable[[], Pick],

@@ -209,6 +209,8 @@ class AsyncTrainer:
                 config.group_size,
                 RolloutLog(events, counters),
                 concurrency=config.engine.schedule.concurrency,
+                completion=config.completion,
+                oldest_first=config.stale_policy == "wait",
                 replace_failed=config.on_failure == "replace",
             )
             self._loop = TrainingLoop(config, run, scheduler, rollouts, counters, self._validate_batch)

@@ -30,7 +30,7 @@ class TrajectoryRequests:
         group: int,
         member: int,
         *,
-        priority: int,
+        priority: tuple,
         pinned: int | None,
         engine: EngineConfig,
         counters: SamplingCounters,

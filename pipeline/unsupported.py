@@ -15,11 +15,9 @@ def refuse_unbuilt(config: TrainerConfig) -> None:
     for setting, default, found in (
         ("stale_policy", "wait", config.stale_policy),
         ("sampling_policy", "trajectory", engine.sampling_policy),
-        ("GroupCompletion.mode", "wait", config.completion.mode),
         ("Schedule.priority", "fifo", engine.schedule.priority),
         ("forward_backward_batch", "auto", config.forward_backward_batch),
         ("on_failure", "stop", config.on_failure),
-        ("Budget.final_answer_reserve", 0, engine.budget.final_answer_reserve),
         ("Budget.tool_output_tokens", Budget().tool_output_tokens, engine.budget.tool_output_tokens),
     ):
         if found != default:

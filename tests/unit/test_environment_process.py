@@ -7,6 +7,7 @@ from collections import deque
 
 import pytest
 
+from pipeline.env import WRAP_UP
 from pipeline.environment_host import EnvironmentHost
 from pipeline.environment_process import Server, load_env_class, serve
 from pipeline.errors import ConfigError, ConfigTypeError, RunError
@@ -134,7 +135,11 @@ def test_a_run_imports_the_class_from_the_users_directories(link, tmp_path, monk
     assert serve(link, config) is None
     ready, replies = link.sent
     assert isinstance(ready, Ready)
-    assert replies.replies[0].result == {"messages": [{"role": "user", "content": "hello"}], "tools": []}
+    assert replies.replies[0].result == {
+        "messages": [{"role": "user", "content": "hello"}],
+        "tools": [],
+        "wrap_up": [{"role": "user", "content": WRAP_UP}],
+    }
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ class Environment:
     def __init__(self, replies=(), reset=None):
         self.calls = []
         self._replies = list(replies)
-        self._reset = reset or {"messages": ["?"], "tools": ["look"]}
+        self._reset = reset or {"messages": ["?"], "tools": ["look"], "wrap_up": ["now!"]}
 
     async def call(self, call, argument):
         self.calls.append((call, argument))
@@ -217,7 +217,8 @@ def test_context_runs_out_in_mid_turn():
     played = Played([segment(5, 6)], max_context_tokens=5).run()
     assert played.requests == [(PROMPT, 2, 0)]
     assert played.outcome == ("context", -1.0)
-    assert played.environment.calls[-1] == ("truncate", {"cause": "context"})
+    unfinished = {"text": "5 6", "tool_calls": [], "num_tokens": 2, "stopped": False}  # on_truncated sees it too
+    assert played.environment.calls[-1] == ("truncate", {"cause": "context", "unseen": [unfinished]})
 
 
 @pytest.mark.parametrize(("context", "fits"), [(7, False), (8, True)])
