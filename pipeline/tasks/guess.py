@@ -35,6 +35,8 @@ FIRST_TRAIN_SEED = 1_000_000  # held-out seeds are below
 class Guess(Env):
     """One game. `numbers` and `guesses` set its size, `latency` the time that the tool takes (`parse_latency`)."""
 
+    wrap_up = PROMPT  # in the words that the tiny model knows
+
     def __init__(self, numbers: int = NUM_NUMBERS, guesses: int = NUM_GUESSES, latency: str = "none") -> None:
         for name, value in (("numbers", numbers), ("guesses", guesses)):
             if type(value) is not int or value < 1:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import time
 
-from pipeline.env import tool
+from pipeline.env import TurnResult, tool
 from pipeline.tasks.guess import Guess
 
 
@@ -91,3 +91,28 @@ class Slow(Guess):
         """
         await asyncio.sleep(self._seconds)
         return await super().guess(number)
+
+
+class Uneven(Guess):
+    """`guess` with quick members and stragglers: members 0 and 1 end with their first turn and make a file
+    `<group>.<member>` in `directory`; the others' first guess waits for both files, and they never end by themselves.
+    """
+
+    def __init__(self, directory: str) -> None:
+        super().__init__()
+        self._directory = directory
+
+    async def on_turn(self, traj):
+        if traj.member < 2:
+            return None
+        quick = [os.path.join(self._directory, f"{traj.group}.{member}") for member in (0, 1)]
+        while not all(os.path.exists(path) for path in quick):
+            await asyncio.sleep(0.01)
+        return TurnResult(messages=await self.call_tools(traj))
+
+    def reward(self, traj, row):
+        open(os.path.join(self._directory, f"{traj.group}.{traj.member}"), "x").close()
+        return float(traj.member % 2)
+
+    def on_truncated(self, traj, row, cause):
+        return 0.25

@@ -14,21 +14,22 @@ from shm.block import Block
 ROLES = ("workers.sampler", "workers.learner", "pipeline.environment_process")
 
 
-def make_trainer(model, run_dir, env=guess.Guess, *, arguments=None, schedule=None, timeout=600.0, **options):
+def make_trainer(
+    model, run_dir, env=guess.Guess, *, arguments=None, schedule=None, budget=None, timeout=600.0, **options
+):
     """An AsyncTrainer for `guess` with the defaults of run.py, small where time is."""
     engine = rl.RolloutEngine(
         model,
         env=env,
         env_arguments=arguments,
         schedule=schedule or rl.Schedule(concurrency=192),
-        budget=rl.Budget(max_turn_tokens=guess.MAX_TURN_TOKENS, max_context_tokens=128),
+        budget=budget or rl.Budget(max_turn_tokens=guess.MAX_TURN_TOKENS, max_context_tokens=128),
         environment_timeout=timeout,
     )
     defaults = {"groups_per_step": 4, "group_size": 4, "max_staleness": 2, "optimizer": rl.Adam(lr=1e-3)}
-    defaults |= {"loss": rl.CISPO(normalize="token")}
+    defaults |= {"loss": rl.CISPO(normalize="token"), "completion": rl.GroupCompletion(mode="wait")}
     return rl.AsyncTrainer(
         engine=engine,
-        completion=rl.GroupCompletion(mode="wait"),
         run_dir=str(run_dir),
         **(defaults | options),
     )

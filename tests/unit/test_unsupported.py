@@ -30,19 +30,12 @@ def config(engine=None, **options):
         ("stale_policy", lambda: config(stale_policy="keep", allow_unbounded_staleness=True)),
         ("stale_policy", lambda: config(stale_policy="mask_span", allow_trajectory_loss=True)),
         ("sampling_policy", lambda: config({"sampling_policy": "segment", "kv_cache": KVCache(max_staleness=1)})),
-        (
-            "GroupCompletion.mode",
-            lambda: config(
-                completion=GroupCompletion(mode="deadline", max_straggler_tokens=1), allow_trajectory_loss=True
-            ),
-        ),
         ("Schedule.priority", lambda: config({"schedule": Schedule(priority="predicted_length")})),
         (
             "forward_backward_batch",
             lambda: config(max_staleness=0, forward_backward_batch=ForwardBackwardBatch()),
         ),
         ("on_failure", lambda: config(on_failure="replace")),
-        ("Budget.final_answer_reserve", lambda: config({"budget": Budget(final_answer_reserve=9)})),
         ("Budget.tool_output_tokens", lambda: config({"budget": Budget(tool_output_tokens=9)})),
     ],
 )
