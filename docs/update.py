@@ -1,12 +1,17 @@
-"""Write the docs that follow from the code: docs/files.md and the table in docs/options.md. `make docs` runs this."""
+"""Write what the docs take from elsewhere: docs/files.md, the options' table, and the measured one of docs/async.md.
+
+`make docs` runs this. Sources are the code, and the stored result of the staleness bench.
+"""
 
 import ast
+import json
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from bench.staleness_report import docs_section  # noqa: E402
 from pipeline.options import options_table  # noqa: E402
 
 FOLDERS = {
@@ -16,6 +21,8 @@ FOLDERS = {
     "bench": "Comparisons that print ratios to a peer measured in the same run.",
 }
 BEGIN, END = "<!-- begin: written by docs/update.py -->\n", "<!-- end -->\n"
+STALENESS_COMMAND = "python -m bench.staleness"
+STALENESS_RESULT = ROOT / "bench" / "results" / "staleness-cpu-2cores.json"
 
 
 def purpose(path: Path) -> str:
@@ -54,14 +61,26 @@ def files_page() -> str:
 
 def options_page(page: str) -> str:
     """docs/options.md with its table renewed."""
+    return renewed(page, options_table())
+
+
+def async_page(page: str) -> str:
+    """docs/async.md with its measured table renewed."""
+    result = json.loads(STALENESS_RESULT.read_text(encoding="utf-8")) if STALENESS_RESULT.exists() else None
+    return renewed(page, docs_section(result, STALENESS_COMMAND))
+
+
+def renewed(page: str, section: str) -> str:
+    """The page with `section` between its two marks."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return before + BEGIN + options_table() + "\n" + END + after
+    return before + BEGIN + section + "\n" + END + after
 
 
 def main() -> None:
-    options = ROOT / "docs" / "options.md"
-    options.write_text(options_page(options.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, renew in (("options", options_page), ("async", async_page)):
+        path = ROOT / "docs" / f"{name}.md"
+        path.write_text(renew(path.read_text(encoding="utf-8")), encoding="utf-8")
     (ROOT / "docs" / "files.md").write_text(files_page(), encoding="utf-8")
 
 

@@ -27,6 +27,12 @@ def test_options_table_is_fresh(update):
     assert all(f"| `{option.flag}` |" in page for option in OPTIONS.values())
 
 
+def test_measured_table_is_that_of_the_stored_result(update):
+    page = (ROOT / "docs" / "async.md").read_text(encoding="utf-8")
+    assert page == update.async_page(page), "run `make docs`"
+    assert page.count(update.BEGIN) == page.count(update.END) == 1
+
+
 def test_every_file_is_listed_with_its_purpose(update):
     page = (ROOT / "docs" / "files.md").read_text(encoding="utf-8")
     assert page == update.files_page(), "run `make docs`"
