@@ -18,7 +18,7 @@ def run(config: RunConfig) -> int:
     """Train as `config` says, showing how it goes. Returns 0 when every step was trained, 130 or 143 after a signal."""
     try:
         with make_supervisor(config) as model:
-            return asyncio.run(_train(make_trainer(model, config), config))
+            return asyncio.run(_train(make_trainer(model, config, make_evaluator(config)), config))
     finally:
         for number in EXIT_CODES:  # the outcome is decided: a signal must not change it while Python ends
             signal.signal(number, signal.SIG_IGN)
@@ -48,6 +48,18 @@ def make_trainer(model: Supervisor, config: RunConfig, evaluator: Evaluator | No
         run_dir=config.run_dir,
         evaluator=evaluator,
         **options,
+    )
+
+
+def make_evaluator(config: RunConfig) -> Evaluator | None:
+    """On the task's held-out rows; None if `config` asks for no evaluation."""
+    if config.eval_every is None:
+        return None
+    return Evaluator(
+        TASKS[config.task].holdout_rows()[: config.eval_rows],
+        every=config.eval_every,
+        group_size=config.eval_group_size,
+        final_group_size=config.eval_final_group_size,
     )
 
 
@@ -87,5 +99,6 @@ async def _train(trainer: AsyncTrainer, config: RunConfig) -> int:
         status = "stopped"
     finally:
         watching.cancel()
-        progress.close(status, trainer.run_directory)
+        latest = trainer.evaluations[-1] if trainer.evaluations else None
+        progress.close(status, trainer.run_directory, latest)
     return 0 if status == "completed" else EXIT_CODES[signals.received]

@@ -65,6 +65,10 @@ EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
             "run_dir",
             "tool_latency",
             "advantage",
+            "eval_every",
+            "eval_rows",
+            "eval_group_size",
+            "eval_final_group_size",
             "loss",
         ),
     ),
@@ -199,6 +203,7 @@ def parse(arguments: Sequence[str]) -> RunConfig:
         raise ConfigError(
             f"{given['admit_ahead'].where} has no effect with the mode sync, which never samples ahead; leave it out."
         )
+    _check_evaluation(values, given)
     try:
         config = build(defaults | values)
         refuse_unbuilt(config.trainer)
@@ -207,6 +212,16 @@ def parse(arguments: Sequence[str]) -> RunConfig:
     if config.run_dir is not None:
         check_run_dir(config.run_dir, given["run_dir"].where)
     return config
+
+
+def _check_evaluation(values: Mapping[str, Any], given: Mapping[str, Given]) -> None:
+    """Options of evaluations that never take place are refused."""
+    every = values.get("eval_every")
+    needs = {"eval_rows": every is not None, "eval_final_group_size": every is not None, "eval_group_size": bool(every)}
+    for name, has_effect in needs.items():
+        if name in given and not has_effect:
+            wanted = "--eval-every" if every is None else "an --eval-every above 0"
+            raise ConfigError(f"{given[name].where} has no effect without {wanted}; add that, or leave it out.")
 
 
 def build(values: Mapping[str, Any]) -> RunConfig:

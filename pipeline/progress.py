@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from pipeline.evaluator import Evaluation
+
 WAIT_SECONDS = 10.0  # without a plain line, after which one tells whom the trainer waits for
 PLAIN_SECONDS = 2.0  # least time between two plain lines; the first and the last step always have one
 SPEED_STEPS = 20  # steps that the shown speed is measured over
@@ -75,8 +77,10 @@ class Progress:
             self._shown = now
             self._print(self._with_wait())
 
-    def close(self, status: str, run_dir: str | PathLike[str] | None) -> None:
-        """Print the summary. status: completed, stopped or failed; run_dir: None if it was never made."""
+    def close(self, status: str, run_dir: str | PathLike[str] | None, evaluation: Evaluation | None = None) -> None:
+        """Print the summary. status: completed, stopped or failed; run_dir: None if it was never made; evaluation: the
+        latest, None if there was none.
+        """
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -88,6 +92,11 @@ class Progress:
             self._print(
                 f"reward: {_mean(first):.3f} over the first {len(first)} steps, {_mean(last):.3f} over the last "
                 f"{len(last)}; {done / max(seconds, 1e-9):.2f} steps/s"
+            )
+        if evaluation is not None:
+            self._print(
+                f"evaluation: reward {evaluation.reward_mean:.3f} of {evaluation.trajectories} trajectories on "
+                f"{evaluation.rows} held-out rows, at version {evaluation.version}"
             )
         if run_dir is not None and Path(run_dir).is_dir():
             self._print(f"files: {run_dir}")

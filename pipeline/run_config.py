@@ -104,6 +104,12 @@ class RunConfig:
         "common deviation; batch, batch_std: the same with the mean and the deviation of the whole batch",
     )
     loss: str = option("cispo", "which loss: " + ", ".join(LOSSES_BY_NAME) + " (a function of your own)")
+    eval_every: int | None = option(
+        None, "batches between evaluations on held-out rows; 0: one, at the end; none: no evaluation"
+    )
+    eval_rows: int = option(64, "held-out rows of an evaluation")
+    eval_group_size: int = option(4, "trajectories per held-out row")
+    eval_final_group_size: int = option(8, "the same for the last evaluation, at the end; 0: none is made for the end")
     trainer: TrainerConfig
 
     def __post_init__(self) -> None:
@@ -118,6 +124,7 @@ class RunConfig:
         check_integer(self, "samplers", minimum=1, unit="sampler processes")
         check_class(self, "trainer", (TrainerConfig,))
         check_tool_latency(self.tool_latency)
+        self._check_evaluation()
         if self.tool_latency != "none" and "latency" not in TASKS[self.task].options:
             raise ConfigError(
                 f"RunConfig.tool_latency is {self.tool_latency!r}, but the task {self.task!r} has no tool; "
@@ -127,6 +134,23 @@ class RunConfig:
             raise ConfigError(
                 f"AsyncTrainer.max_staleness is {self.trainer.max_staleness}, but RunConfig.mode is 'sync', which "
                 "trains only tokens of the current policy; leave it out, or use the mode async."
+            )
+
+    def _check_evaluation(self) -> None:
+        check_integer(self, "eval_every", minimum=0, unit="batches between evaluations", optional=True)
+        check_integer(self, "eval_rows", minimum=1, unit="held-out rows")
+        check_integer(self, "eval_group_size", minimum=1, unit="trajectories per held-out row")
+        check_integer(self, "eval_final_group_size", minimum=0, unit="trajectories per held-out row")
+        available = len(TASKS[self.task].holdout_rows())
+        if self.eval_rows > available:
+            raise ConfigError(
+                f"RunConfig.eval_rows is {self.eval_rows}, but the task {self.task!r} has {available} held-out rows; "
+                "use at most those."
+            )
+        if self.eval_every == 0 and self.eval_final_group_size == 0:
+            raise ConfigError(
+                "RunConfig.eval_every and RunConfig.eval_final_group_size are both 0, so nothing would ever be "
+                "evaluated; leave one of them out."
             )
 
     def to_json(self) -> dict[str, Any]:

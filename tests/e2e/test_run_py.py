@@ -166,6 +166,18 @@ def test_ctrl_c_ends_the_run_after_the_update_that_has_begun(start, temporary):
     assert f"stopped after {end['steps']} of 100000 steps" in run.stdout
 
 
+def test_ctrl_c_ends_a_long_evaluation_at_once_and_the_summary_tells_the_one_before(start, temporary):
+    small, endless = ("--eval-rows", "16", "--eval-group-size", "1"), ("--eval-final-group-size", "4096")
+    run = start("run", "--steps", "1", "--eval-every", "1", *small, *endless, "--tool-latency", "fixed:100")
+    run.wait_until(lambda: run.lines("eval.jsonl") and run.lines("metrics.jsonl"), "first evaluation")
+    run.press_ctrl_c()
+    assert_ended(run, 130, "stopped", temporary)
+    (result,) = run.lines("eval.jsonl")
+    assert (result["version"], result["batch"], result["trajectories"]) == (0, 0, 16)
+    assert f"evaluation: reward {result['reward_mean']:.3f} of 16 trajectories on 16 held-out rows, at" in run.stdout
+    assert [event["status"] for event in run.events("evaluation")] == ["completed", "stopped"]
+
+
 def test_ctrl_c_while_modules_load_is_silent(start, temporary):
     run = start("run", *LONG)
     # From its own first module on; before that, Python itself would answer.

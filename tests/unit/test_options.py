@@ -10,6 +10,7 @@ import pytest
 from pipeline import options
 from pipeline.config import Budget, ForwardBackwardBatch, GroupCompletion, KVCache, Sampling, Schedule
 from pipeline.errors import ConfigError
+from pipeline.launch import make_evaluator
 from pipeline.options import OPTIONS, help_text, options_table, parse
 from pipeline.run_config import MODES, RECIPES, plain, task_defaults
 from pipeline.run_directory import make_default_run_dir, make_run_dir
@@ -54,6 +55,13 @@ def test_command_line_wins_over_file_and_file_over_mode(empty_directory):
 def test_seed_reaches_sampling():
     config = parse(["--seed", "5"])
     assert (config.seed, config.trainer.engine.sampling.seed) == (5, 5)
+
+
+def test_evaluations_are_off_unless_asked_for():
+    assert make_evaluator(parse([])) is None
+    evaluator = make_evaluator(parse(["--eval-every", "25", "--eval-rows", "32", "--eval-final-group-size", "0"]))
+    assert evaluator.holdout == TASKS["guess"].holdout_rows()[:32]
+    assert (evaluator.every, evaluator.group_size, evaluator.final_group_size) == (25, 4, 0)
 
 
 def test_none_stands_for_no_limit():
@@ -106,6 +114,16 @@ def test_cpu_starts_one_sampler_unless_asked():
         (["--device", "tpu"], ["--device is 'tpu'"]),
         (["--device", "cuda"], ["--device is cuda", "no NVIDIA GPU"]),
         (["--samplers", "0"], ["--samplers is 0"]),
+        (["--eval-every", "-1"], ["--eval-every is -1", "at least 0"]),
+        (["--eval-every", "5", "--eval-rows", "0"], ["--eval-rows is 0"]),
+        (["--eval-every", "5", "--eval-rows", "257"], ["--eval-rows is 257", "'guess' has 256"]),
+        (["--eval-rows", "8"], ["--eval-rows has no effect without --eval-every"]),
+        (["--eval-final-group-size", "8"], ["--eval-final-group-size has no effect without --eval-every"]),
+        (["--eval-every", "0", "--eval-group-size", "2"], ["--eval-group-size has no effect without an --eval-every"]),
+        (
+            ["--eval-every", "0", "--eval-final-group-size", "0"],
+            ["--eval-every and --eval-final-group-size are both 0"],
+        ),
         (["--config", "missing.toml"], ["missing.toml", "No such file"]),
     ],
 )
@@ -205,6 +223,9 @@ SETTINGS = {
     "tool_latency": ["--tool-latency", "fixed:3"],
     "run_dir": ["--run-dir", "elsewhere"],
     "advantage": ["--advantage", "batch"],
+    "eval_rows": ["--eval-every", "7", "--eval-rows", "3"],
+    "eval_group_size": ["--eval-every", "7", "--eval-group-size", "3"],
+    "eval_final_group_size": ["--eval-every", "7", "--eval-final-group-size", "3"],
     "stale_policy": ["--stale-policy", "keep", "--allow-unbounded-staleness"],
     "batch_order": ["--batch-order", "admission"],
     "repeat_dataset": ["--repeat-dataset", "false"],
@@ -240,7 +261,8 @@ SETTINGS = {
 def test_every_option_changes_the_configuration():
     """An option that nothing reads would be a lie: each one, set to another value, changes what comes out."""
     base = plain(parse(["--run-dir", "r"]))
-    with_loss = [plain(parse(["--run-dir", "r", "--loss", name])) for name in ("ppo", "decoupled_ppo")]
+    needed = (["--loss", "ppo"], ["--loss", "decoupled_ppo"], ["--eval-every", "7"])  # by options that others need
+    with_needed = [plain(parse(["--run-dir", "r", *options])) for options in needed]
     others = {int: "3", float: "0.25", bool: "true"}
     for option in OPTIONS.values():
         if option.name in ("task", "model", "device"):  # only one choice so far, or the same when resolved
@@ -249,7 +271,7 @@ def test_every_option_changes_the_configuration():
         given = given + ([] if option.name == "run_dir" else ["--run-dir", "r"])
         try:
             found = plain(parse(given))
-            assert found != base and (found not in with_loss or option.name == "loss"), option.flag
+            assert found != base and (found not in with_needed or option.name == "loss"), option.flag
         except ConfigError as error:
             assert "isn't built yet" in str(error), option.flag
 

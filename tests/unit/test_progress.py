@@ -4,6 +4,7 @@ import io
 
 from rich.console import Console
 
+from pipeline.evaluator import Evaluation
 from pipeline.progress import PLAIN_SECONDS, WAIT_SECONDS, Progress, step_line
 
 METRICS = {
@@ -81,6 +82,14 @@ def test_summary_names_the_files_that_exist(tmp_path):
     lines = output.getvalue().splitlines()
     assert lines[0].startswith("stopped after 0 of 3 steps") and lines[1] == f"files: {tmp_path}"
     assert [line.split()[0] for line in lines[2:]] == ["events.jsonl", "logs"]
+
+
+def test_summary_tells_the_latest_evaluation():
+    progress, output, _ = make()
+    evaluation = Evaluation(900, 900, 64, 512, 0.9375, 0.24, 8.5, 0.0, 3.5)
+    progress.close("completed", None, evaluation)
+    wanted = "evaluation: reward 0.938 of 512 trajectories on 64 held-out rows, at version 900"
+    assert output.getvalue().splitlines()[1] == wanted
 
 
 def test_terminal_shows_one_line_that_is_rewritten():
