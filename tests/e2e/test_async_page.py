@@ -79,7 +79,9 @@ def test_python_blocks_run_as_one_script(checkout):
     _, last_lines = runs[-1]
     for line in last_lines:
         of_step = {row["name"]: float(row["value"]) for row in logged if int(row["step"]) == line["step"]}
-        assert of_step == {name: value for name, value in line.items() if "/" in name}
+        assert of_step | {name: value for name, value in line.items() if "/" in name} == of_step
+    evaluated = [int(row["step"]) for row in logged if row["name"] == "holdout/reward_mean"]
+    assert evaluated[0] == 0 and evaluated[-1] == last_lines[-1]["model_step"]
 
 
 def test_shell_blocks_run_in_a_checkout(checkout):
