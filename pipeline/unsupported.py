@@ -14,7 +14,6 @@ def refuse_unbuilt(config: TrainerConfig) -> None:
     engine = config.engine
     for setting, default, found in (
         ("stale_policy", "wait", config.stale_policy),
-        ("sampling_policy", "trajectory", engine.sampling_policy),
         ("Schedule.priority", "fifo", engine.schedule.priority),
         ("forward_backward_batch", "auto", config.forward_backward_batch),
         ("on_failure", "stop", config.on_failure),

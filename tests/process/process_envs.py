@@ -4,7 +4,7 @@ import asyncio
 import os
 import time
 
-from pipeline.env import TurnResult, tool
+from pipeline.env import Env, TurnResult, tool
 from pipeline.tasks.guess import Guess
 
 
@@ -116,3 +116,17 @@ class Uneven(Guess):
 
     def on_truncated(self, traj, row, cause):
         return 0.25
+
+
+class Babble(Env):
+    """As many turns as the row says, whatever the model writes. The reward is the row's, else 0 or 1 by member."""
+
+    def reset(self, row):
+        self._turns = row["turns"]
+        return row["prompt"]
+
+    def on_turn(self, traj):
+        return TurnResult(messages="w1 w2") if traj.num_turns < self._turns else None
+
+    def reward(self, traj, row):
+        return row.get("reward", float(traj.member % 2))

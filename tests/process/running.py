@@ -35,10 +35,11 @@ def make_trainer(
     )
 
 
-def published_weights(model: rl.Supervisor) -> np.ndarray:
-    """A copy of the committed version's slot, float32."""
+def published_weights(model: rl.Supervisor, version: int | None = None) -> np.ndarray:
+    """A copy of the slot of `version` (None: the committed one), float32."""
     run = model._run
-    fields = run._blocks.learner_config()["slots"]["blocks"][run.slots.slot_of(run.version)]
+    slot = run.slots.slot_of(run.version if version is None else version)
+    fields = run._blocks.learner_config()["slots"]["blocks"][slot]
     with Block.open(fields["path"], fields["num_bytes"]) as block:
         return np.frombuffer(block.view, dtype=np.float32).copy()
 

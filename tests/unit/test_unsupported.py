@@ -29,7 +29,6 @@ def config(engine=None, **options):
     [
         ("stale_policy", lambda: config(stale_policy="keep", allow_unbounded_staleness=True)),
         ("stale_policy", lambda: config(stale_policy="mask_span", allow_trajectory_loss=True)),
-        ("sampling_policy", lambda: config({"sampling_policy": "segment", "kv_cache": KVCache(max_staleness=1)})),
         ("Schedule.priority", lambda: config({"schedule": Schedule(priority="predicted_length")})),
         (
             "forward_backward_batch",
@@ -46,6 +45,7 @@ def test_setting_that_is_not_built_is_refused(name, make):
 
 def test_what_is_built_passes():
     refuse_unbuilt(config())
+    refuse_unbuilt(config({"sampling_policy": "segment", "kv_cache": KVCache(max_staleness=1)}))
     refuse_unbuilt(config(max_staleness=0, truncation=Truncation(train="reward"), batch_order="admission"))
 
 
