@@ -32,7 +32,8 @@ class Evaluations:
     """Launches what is due and waits where it must; results are appended to `done` and to `lines` (eval.jsonl).
 
     on_failure(error) is told at once when an evaluation fails, so that training ends after the update that has begun;
-    `launch` and `finish` raise the error. A set `stop_asked` ends their waits with Stopped.
+    `launch` and `finish` raise the error. A set `stop_asked` ends their waits with Stopped. oldest_first: as in the
+    rollouts of training, so that their requests queue on equal terms.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Evaluations:
         waits: Waits,
         stop_asked: asyncio.Event,
         on_failure: Callable[[BaseException], None],
+        oldest_first: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._evaluator = evaluator
@@ -58,6 +60,7 @@ class Evaluations:
         self._waits = waits
         self._stop_asked = stop_asked
         self._on_failure = on_failure
+        self._oldest_first = oldest_first
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
         self._version = 0  # of the latest
@@ -171,6 +174,7 @@ class Evaluations:
             RolloutLog(None, SamplingCounters()),  # its tokens are none of training's
             concurrency=concurrency,
             pinned=version,
+            oldest_first=self._oldest_first,
             replace_failed=True,  # it comes out here: training may finish the update that it is at
         )
         try:

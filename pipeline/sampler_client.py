@@ -98,8 +98,8 @@ class SamplerClient:
         self._limit = limit
         self._limit.wake.append(self.flush)
         self._numbers = 0
-        # (priority, is evaluation, number, request): a heap
-        self._waiting: list[tuple[tuple, bool, int, _Request]] = []
+        # (priority, number, request): a heap
+        self._waiting: list[tuple[tuple, int, _Request]] = []
         self._sent: dict[int, _Request] = {}
         self._released: list[list[int]] = []
         self._versions: list[int] = []
@@ -205,8 +205,8 @@ class SamplerClient:
                 wake()
 
     def _push(self, request: _Request) -> None:
-        """Oldest admission first, there training (groups from 0) before evaluations, then the order of asking."""
-        heapq.heappush(self._waiting, (request.priority, request.group < 0, request.number, request))
+        """Oldest admission first, then the order of asking."""
+        heapq.heappush(self._waiting, (request.priority, request.number, request))
 
     def _flush_soon(self) -> None:
         """Everything asked for in this tick of the loop goes out in one message."""

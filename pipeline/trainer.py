@@ -225,6 +225,7 @@ class AsyncTrainer:
                     waits=self._loop.waits,
                     stop_asked=self._stop_asked,
                     on_failure=rollouts.interrupt,
+                    oldest_first=config.stale_policy == "wait",
                 )
             while not scheduler.finished and scheduler.batches < rules.steps:
                 if evaluations is not None:

@@ -144,7 +144,9 @@ def test_stop_request_during_an_evaluation_ends_the_run_in_order(model, tmp_path
 
 
 def test_evaluation_never_runs_more_trajectories_than_its_share(model, tmp_path, monkeypatch):
-    """With 8 places of training's own an evaluation has 2, and six rows of two to fill them."""
+    """With 8 places of training's own an evaluation has 2, and six rows of two to fill them. Its slot is held by those
+    two and by itself, for those that come after them.
+    """
     opened, open_environment = [], EnvironmentClient.open
 
     def note(client, group, member):
@@ -159,11 +161,12 @@ def test_evaluation_never_runs_more_trajectories_than_its_share(model, tmp_path,
         if step.n <= 3:
             held.append(len(opened))
         if step.n == 3:
+            assert model._run.slots.num_leases(0) == 3
             (tmp_path / "go").touch()
 
     rows = [HELD | {"seed": seed} for seed in range(6)]
     evaluator = rl.Evaluator(rows, every=10, group_size=2, final_group_size=0)
-    trainer = held_trainer(model, tmp_path, evaluator, schedule=rl.Schedule(concurrency=8))
+    trainer = held_trainer(model, tmp_path, evaluator, schedule=rl.Schedule(concurrency=8), max_staleness=0)
     train(trainer, 4, on_step=let_go)
     assert held == [2, 2, 2]  # nobody leaves before `go`, and nobody is added
     assert len(opened) == len(set(opened)) == trainer.evaluations[0].trajectories == 12

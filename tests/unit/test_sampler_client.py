@@ -136,24 +136,6 @@ def test_oldest_admission_goes_first_then_the_oldest_request():
     assert run(test()) == [10, 11, 20, 30]
 
 
-def test_evaluations_come_after_training_of_the_same_age_and_before_younger():
-    client = SamplerClient(0, RequestLimit(1), _raise)
-
-    async def test():
-        sampler = FakeSampler(client)
-        for priority, group in ((1, -2), (2, 20), (1, 10), (2, -1), (1, 11)):
-            ask(client, priority=priority, group=group)
-        order = []
-        for _ in range(5):
-            await tick()
-            ((number, request),) = sampler.open.items()
-            order.append(request.group)
-            sampler.answer(number)
-        return order
-
-    assert run(test()) == [10, 11, -2, 20, -1]
-
-
 def test_old_evaluation_that_always_asks_again_takes_turns_with_training_over_a_single_request():
     """The worst case: its version is older than all of training, and there is room for one request."""
     client = SamplerClient(0, RequestLimit(1), _raise)
