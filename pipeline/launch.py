@@ -2,7 +2,9 @@
 
 import asyncio
 import signal
+import warnings
 
+from pipeline.config_checks import ConfigWarning
 from pipeline.evaluator import Evaluator
 from pipeline.progress import Progress
 from pipeline.rollout_engine import RolloutEngine
@@ -38,17 +40,19 @@ def make_trainer(model: Supervisor, config: RunConfig, evaluator: Evaluator | No
         arguments["latency"] = config.tool_latency
     options = {name: getattr(config.trainer, name) for name in config.trainer.__slots__ if name != "engine"}
     engine = config.trainer.engine
-    return AsyncTrainer(
-        engine=RolloutEngine(
-            model,
-            task.environment,
-            env_arguments=arguments,
-            **{name: getattr(engine, name) for name in engine.__slots__},
-        ),
-        run_dir=config.run_dir,
-        evaluator=evaluator,
-        **options,
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConfigWarning)  # the same options were warned of when they were parsed
+        return AsyncTrainer(
+            engine=RolloutEngine(
+                model,
+                task.environment,
+                env_arguments=arguments,
+                **{name: getattr(engine, name) for name in engine.__slots__},
+            ),
+            run_dir=config.run_dir,
+            evaluator=evaluator,
+            **options,
+        )
 
 
 def make_evaluator(config: RunConfig) -> Evaluator | None:

@@ -15,7 +15,16 @@ ROLES = ("workers.sampler", "workers.learner", "pipeline.environment_process")
 
 
 def make_trainer(
-    model, run_dir, env=guess.Guess, *, arguments=None, schedule=None, budget=None, timeout=600.0, **options
+    model,
+    run_dir,
+    env=guess.Guess,
+    *,
+    arguments=None,
+    schedule=None,
+    budget=None,
+    timeout=600.0,
+    sampling=None,
+    **options,
 ):
     """An AsyncTrainer for `guess` with the defaults of run.py, small where time is."""
     engine = rl.RolloutEngine(
@@ -25,6 +34,7 @@ def make_trainer(
         schedule=schedule or rl.Schedule(concurrency=192),
         budget=budget or rl.Budget(max_turn_tokens=guess.MAX_TURN_TOKENS, max_context_tokens=128),
         environment_timeout=timeout,
+        **(sampling or {}),
     )
     defaults = {"groups_per_step": 4, "group_size": 4, "max_staleness": 2, "optimizer": rl.Adam(lr=1e-3)}
     defaults |= {"loss": rl.CISPO(normalize="token"), "completion": rl.GroupCompletion(mode="wait")}

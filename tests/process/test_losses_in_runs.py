@@ -5,10 +5,12 @@ import warnings
 
 import numpy as np
 import pytest
-from running import audit, make_trainer, published_weights
+from running import audit, events_of, make_trainer, published_weights
 
 import pipeline as rl
 from pipeline.tasks import guess
+from workers.model import init_flat
+from workers.model_config import layout
 
 ROWS = guess.train_rows(0)
 STEPS = 4
@@ -23,8 +25,8 @@ def model():
 
 
 def train(model, run_dir, loss, **options):
-    """(steps, weights after the first update, weights after the last)."""
-    weights = []
+    """(steps, first weights, last weights)."""
+    weights = [init_flat(model.model_config, seed=0).numpy()]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = make_trainer(model, run_dir, loss=loss, optimizer=rl.Adam(lr=5e-3), **options)
@@ -80,6 +82,24 @@ def test_terms_without_advantage_train_and_are_measured(model, tmp_path):
     steps = rl.run(make_trainer(model, tmp_path / "none", env=Equal), ROWS, steps=2)
     assert [step.model_step for step in steps] == [0, 0]
     assert all("train/kl" not in step.metrics and step.metrics["train/datums"] == 0 for step in steps)
+
+
+def test_first_ratio_is_1_under_another_temperature(model, tmp_path):
+    steps, _, _ = train(model, tmp_path / "cool", rl.PPO(normalize="token"), sampling={"temperature": 0.6})
+    assert steps[0].metrics["importance/ratio_mean"] == pytest.approx(1.0, abs=1e-4)
+    assert steps[0].metrics["mismatch/max_abs_logprob"] < 1e-4
+
+
+def test_bfloat16_samplers_and_learner_compute_with_the_same_weights(tmp_path):
+    """Slots are half as large, and the log-probs of both sides differ by the rounding of activations only."""
+    with rl.Supervisor(device="cpu", dtype="bfloat16", check_weights=True) as model:
+        steps = rl.run(make_trainer(model, tmp_path / "run", max_staleness=0), ROWS, steps=2)
+        num_elements = layout(model.model_config).num_elements
+    assert audit(tmp_path / "run") == 0
+    updated = [step.metrics for step in steps if step.metrics["train/updated"]]
+    published = [event["bytes"] for event in events_of(tmp_path / "run", "published")]
+    assert updated and published == [2 * num_elements] * len(published)
+    assert 1e-4 < max(metrics["mismatch/max_abs_logprob"] for metrics in updated) < 0.1
 
 
 def test_users_loss_that_is_none_ends_the_run_with_its_reason(model, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 
 import pipeline as rl
 from pipeline.config_checks import ConfigWarning
+from pipeline.launch import make_supervisor, make_trainer
 from pipeline.losses import LOSSES, loss_record
 from pipeline.options import parse
 from pipeline.trainer_config import EngineConfig, TrainerConfig
@@ -58,6 +59,15 @@ def test_loss_that_is_unsound_for_the_ages_allowed_is_warned_of_once(loss, max_s
         make_config(loss, max_staleness=max_staleness)
     assert [w.category for w in caught] == ([ConfigWarning] if reason else [])
     assert reason is None or reason in str(caught[0].message)
+
+
+def test_command_line_warns_once_although_it_builds_the_options_twice():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        config = parse(["--loss", "policy_gradient", "--run-dir", "never-made"])
+        trainer = make_trainer(make_supervisor(config), config)
+    assert [w.category for w in caught] == [ConfigWarning]
+    assert trainer.config.loss == rl.PolicyGradient(normalize="token")
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,40 @@ def test_loss_gradient_and_metrics_are_the_references(config):
     assert metrics["train/forward_seconds"] > 0 and metrics["train/backward_seconds"] > 0
 
 
+def test_metrics_of_the_other_losses_are_means_over_the_right_tokens():
+    """DecoupledPPO's capped ratio counts tokens with an advantage, entropy trained ones; PolicyGradient has none."""
+    terms = {"entropy_coefficient": 0.1, "kl_coefficient": 0.1}
+    trainee = make_trainee(loss={"name": "DecoupledPPO", "max_importance_weight": 1.2}, **terms)
+    rows = rows_with_realistic_logprobs(trainee, idle_rows=(2, 4))
+    masked = np.flatnonzero(rows.scales)[::5]
+    rows.scales[masked] = rows.weights[masked] = 0
+    metrics = trainee.forward_backward(rows, version=2, zero_gradients=True)
+    found, _ = reference_results(trainee, rows, temperature=1.0)
+    ratios = {index: math.exp(logprob - rows.behaviour_logprobs[index]) for index, (logprob, _) in found.items()}
+    weighed = [ratio for index, ratio in ratios.items() if rows.weights[index] != 0]
+    assert 0 < len(weighed) < len(ratios)
+    assert metrics["importance/capped_mean"] == pytest.approx(np.mean(np.minimum(weighed, 1.2)), rel=1e-4)
+    assert metrics["importance/capped_frac"] == pytest.approx(np.mean(np.array(weighed) >= 1.2))
+    assert metrics["importance/clip_frac"] == pytest.approx(np.mean(np.array(list(ratios.values())) >= 1.2))
+    assert metrics["importance/ratio_mean"] == pytest.approx(np.mean(list(ratios.values())), rel=1e-4)
+
+    entropies, start = [], 0
+    named = bind_weights(trainee.flat.detach().double(), trainee.config).named
+    for length in rows.lengths:
+        scores = reference_logits(named, trainee.config, rows.tokens[start : start + length].tolist())
+        logps = torch.log_softmax(scores, dim=-1)
+        own = -(logps.exp() * logps).sum(dim=-1)
+        entropies += [own[t].item() for t in range(length) if rows.scales[start + t] != 0]
+        start += length
+    assert metrics["train/entropy"] == pytest.approx(np.mean(entropies), rel=1e-4)
+    assert metrics["train/kl"] > 0  # the weights have moved away from the first ones
+
+    plain = make_trainee(loss={"name": "PolicyGradient"}).forward_backward(rows, version=2, zero_gradients=True)
+    assert not [name for name in plain if name.startswith("importance/")]
+    assert plain["mismatch/kl"] == pytest.approx(metrics["mismatch/kl"], rel=1e-4)
+    assert "train/kl" not in plain and "train/entropy" not in plain
+
+
 def test_tokens_count_what_went_through_the_forward_pass():
     rows = make_rows([6, 9, 4], generated_share=1.0, idle_rows=(1,))
     # A row's last token predicts nothing and is not read; a row without weight is measured, so it counts.
