@@ -4,7 +4,7 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakMethod
 
@@ -13,8 +13,10 @@ from pipeline.environment_source import EnvSource
 from pipeline.environment_thread import EnvironmentThread
 from pipeline.errors import RunError
 from pipeline.events import EventLog
+from pipeline.gather import gather_all
 from pipeline.learner_client import LearnerClient
-from pipeline.run_blocks import RunBlocks, RunSpec
+from pipeline.run_blocks import RunBlocks
+from pipeline.run_spec import RunSpec
 from pipeline.sampler_client import RequestLimit, SamplerClient
 from pipeline.slot_table import SlotTable
 from pipeline.worker_handle import WorkerHandle
@@ -88,7 +90,7 @@ class ActiveRun:
                 self._spawn(handle, on_death=self.fail)
         try:
             environments = [self._start_environment(handle) for handle in self._environment_handles]
-            await _all(self._start_model(), *environments)
+            await gather_all(self._start_model(), *environments)
             if self.failure is not None:  # a worker was ready, and died before the others were
                 raise self.failure
         except BaseException:
@@ -105,7 +107,7 @@ class ActiveRun:
         detail = await self._start(self._learner_handle, self._blocks.learner_config(), self.fail)
         self._slot_fields = detail["slots"]
         self.slots.published(0, 0)
-        await _all(*(self._start_sampler(i) for i in range(len(self.samplers))))
+        await gather_all(*(self._start_sampler(i) for i in range(len(self.samplers))))
 
     def _spawn(self, handle: WorkerHandle, on_death: Callable[[WorkerDied], None]) -> None:
         self._pool.spawn(handle, self._log_dir)
@@ -169,7 +171,7 @@ class ActiveRun:
         try:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             # Samplers first: what they have mapped by a CUDA IPC handle must not be freed before they have let go.
-            await _all(*(handle.end_run() for handle in self._sampler_handles))
+            await gather_all(*(handle.end_run() for handle in self._sampler_handles))
             await self._learner_handle.end_run()
         except BaseException:  # cut short, as by a loop that is being closed: who has not let go of the memory, goes
             for handle in self._pool.handles:
@@ -322,14 +324,3 @@ class ActiveRun:
 
 def _told_by_start(error: WorkerDied) -> None:
     """For a process whose `start` is awaited, or will be: that raises its death."""
-
-
-async def _all(*coroutines: Coroutine[Any, Any, None]) -> None:
-    """All of them, at once. The first error is raised when the others are cancelled and gone: none is left alone."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

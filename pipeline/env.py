@@ -16,13 +16,13 @@ One instance serves one trajectory, from `reset` to `close`, in one environment 
 trajectories there, so let waiting be `async` (plain *tools* run in threads). This file and its process load no torch.
 """
 
-import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.errors import ConfigError, ConfigTypeError
+from pipeline.gather import gather_all
 from pipeline.tool_calls import run_tool_call
 from pipeline.tools import tool, tools_of
 from workers.messages import ToolRecord
@@ -203,20 +203,8 @@ class Env:
         if len(calls) == 1:  # no task: this is every turn's path
             texts = [await run_tool_call(self, traj, calls[0])]
         else:
-            texts = await _all(asyncio.ensure_future(run_tool_call(self, traj, call)) for call in calls)
+            texts = await gather_all(*(run_tool_call(self, traj, call) for call in calls))
         return [{"role": "tool", "name": call.name, "content": text} for call, text in zip(calls, texts, strict=True)]
-
-
-async def _all(futures: Any) -> list[str]:
-    """Results in order; when one fails, the others are cancelled and have ended before it is raised."""
-    tasks = list(futures)
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
 
 
 def as_messages(value: Any, source: str) -> list[Message]:

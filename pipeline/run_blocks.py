@@ -3,56 +3,19 @@
 The supervisor makes every block, so every block lives exactly as long as the run: `RunBlocks.close` frees them all.
 """
 
-from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.run_spec import RunSpec
 from pipeline.sampler_client import BYTES_PER_REPLY_TOKEN
 from shm.block import WRONG_LOOKING, Block
-from shm.ledger import Ledger, LedgerShape
+from shm.ledger import Ledger
 from shm.queue import QueueConsumer, QueueProducer
-from workers.model_config import ModelConfig, layout
+from workers.model_config import layout
 
 REQUEST_QUEUE_BYTES = 4 << 20  # contexts on their way to one sampler
 REPLY_QUEUE_BYTES = 8 << 20  # segments on their way back, at 8 bytes a token
 BATCH_QUEUE_BYTES = 8 << 20  # rows on their way to the learner, at 20 bytes a token; larger batches go in pieces
 LEARNER_ROW = 0  # of the ledger's worker table; samplers follow
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSpec:
-    """What the processes of one run must know, as plain values."""
-
-    model: ModelConfig
-    seed: int
-    max_staleness: int  # optimizer updates
-    groups_per_step: int
-    num_slots: int
-    num_samplers: int
-    sampling: dict[str, Any]  # temperature, top_p, top_k, stop_ids
-    optimizer: dict[str, Any]
-    loss: dict[str, Any]
-    kl_coefficient: float = 0.0
-    entropy_coefficient: float = 0.0
-    max_context_tokens: int  # of one trajectory: what the budget, the model and the KV pool all allow
-    kv_tokens: int
-    reply_tokens: int  # largest segment that may be asked for
-    max_batch_tokens: int
-    micro_batch_tokens: int
-    sampler_threads: int
-    learner_threads: int
-    learner_device: str = "cpu"
-    sampler_devices: list[str] = field(default_factory=lambda: ["cpu"])
-    dtype: str = "float32"  # of the slots and of all computation; master weights are float32
-    environment_timeout: float = 600.0  # seconds that one call into an environment may take
-    check_weights: bool = False  # checksum mode: samplers verify their slots before every step
-
-    @property
-    def ledger_shape(self) -> LedgerShape:
-        return LedgerShape(
-            num_slots=self.num_slots,
-            num_reservations=(1 + self.max_staleness) * self.groups_per_step,
-            num_workers=1 + self.num_samplers,
-        )
 
 
 class RunBlocks:

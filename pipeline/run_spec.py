@@ -1,75 +1,44 @@
-"""From the user's configs to the plain values that the processes of a run are told."""
+"""RunSpec: what the processes of one run must know, as plain values; `make_spec.py` makes it from the configs."""
 
-from pipeline.config import Budget
-from pipeline.errors import ConfigError
-from pipeline.evaluator import evaluation_concurrency
-from pipeline.losses import loss_record
-from pipeline.run_blocks import RunSpec
-from pipeline.supervisor import Supervisor
-from pipeline.trainer_config import TrainerConfig
+from dataclasses import dataclass, field
+from typing import Any
 
-MAX_BATCH_TOKENS = 4096  # tokens of one forward pass of a sampler; longer prefills go in chunks
-MICRO_BATCH_TOKENS = 8192  # padded tokens that go through the learner at once
+from shm.ledger import LedgerShape
+from workers.model_config import ModelConfig
 
 
-def make_spec(model: Supervisor, config: TrainerConfig, *, evaluates: bool = False) -> RunSpec:
-    """evaluates: an evaluation may run beside training. Raises ConfigError when budget or slots can't be served."""
-    engine = config.engine
-    budget = engine.budget
-    positions = model.model_config.max_positions
-    most_at_once = engine.schedule.concurrency + (evaluation_concurrency(engine.schedule) if evaluates else 0)
-    kv_tokens = model.kv_tokens(most_at_once, min(budget.max_context_tokens, positions))
-    context = _context_tokens(budget, positions, kv_tokens)
-    learner_device, sampler_devices = model.devices()
-    learner_threads, sampler_threads = model.threads()
-    optimizer = config.optimizer
-    return RunSpec(
-        model=model.model_config,
-        seed=engine.seed,
-        max_staleness=config.max_staleness,
-        groups_per_step=config.groups_per_step,
-        num_slots=model.num_slots(config.max_staleness, evaluates=evaluates),
-        num_samplers=model.num_samplers,
-        sampling={
-            "temperature": engine.temperature,
-            "top_p": engine.top_p,
-            "top_k": max(0, engine.top_k),  # -1 also means off
-            "stop_ids": list(model.chat.stop_ids),
-        },
-        optimizer={
-            "beta1": optimizer.beta1,
-            "beta2": optimizer.beta2,
-            "eps": optimizer.eps,
-            "weight_decay": optimizer.weight_decay,
-            "grad_clip_norm": optimizer.grad_clip_norm,
-        },
-        loss=loss_record(config.loss),
-        kl_coefficient=config.kl_coefficient,
-        entropy_coefficient=config.entropy_coefficient,
-        dtype=model.dtype,
-        max_context_tokens=context,
-        kv_tokens=kv_tokens,
-        reply_tokens=min(budget.segment_tokens, budget.max_generated_tokens, context),
-        max_batch_tokens=MAX_BATCH_TOKENS,
-        micro_batch_tokens=MICRO_BATCH_TOKENS,
-        sampler_threads=sampler_threads,
-        learner_threads=learner_threads,
-        learner_device=learner_device,
-        sampler_devices=sampler_devices,
-        environment_timeout=engine.environment_timeout,
-        check_weights=model.check_weights,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """Checked by the configs that it comes from."""
 
+    model: ModelConfig
+    seed: int
+    max_staleness: int  # optimizer updates
+    groups_per_step: int
+    num_slots: int
+    num_samplers: int
+    sampling: dict[str, Any]  # temperature, top_p, top_k, stop_ids
+    optimizer: dict[str, Any]
+    loss: dict[str, Any]
+    kl_coefficient: float = 0.0
+    entropy_coefficient: float = 0.0
+    max_context_tokens: int  # of one trajectory: what the budget, the model and the KV pool all allow
+    kv_tokens: int
+    reply_tokens: int  # largest segment that may be asked for
+    max_batch_tokens: int
+    micro_batch_tokens: int
+    sampler_threads: int
+    learner_threads: int
+    learner_device: str = "cpu"
+    sampler_devices: list[str] = field(default_factory=lambda: ["cpu"])
+    dtype: str = "float32"  # of the slots and of all computation; master weights are float32
+    environment_timeout: float = 600.0  # seconds that one call into an environment may take
+    check_weights: bool = False  # checksum mode: samplers verify their slots before every step
 
-def _context_tokens(budget: Budget, positions: int, kv_tokens: int) -> int:
-    """Largest context of a trajectory, so that no request can ask for more than a sampler has.
-
-    The default of Budget.max_context_tokens means as many as there are; a number of the user's own is kept or refused.
-    """
-    wanted, served = budget.max_context_tokens, min(positions, kv_tokens)
-    if wanted > served and wanted != Budget().max_context_tokens:
-        raise ConfigError(
-            f"Budget.max_context_tokens is {wanted}, but the model has {positions} positions and a sampler's KV cache "
-            f"room for {kv_tokens} tokens; use at most {served}, or leave it out to get that."
+    @property
+    def ledger_shape(self) -> LedgerShape:
+        return LedgerShape(
+            num_slots=self.num_slots,
+            num_reservations=(1 + self.max_staleness) * self.groups_per_step,
+            num_workers=1 + self.num_samplers,
         )
-    return min(wanted, served)

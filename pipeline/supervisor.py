@@ -14,7 +14,7 @@ from pipeline.environment_source import EnvSource
 from pipeline.errors import ConfigError, RunError
 from pipeline.events import EventLog
 from pipeline.rendering import ChatFormat
-from pipeline.run_blocks import RunSpec
+from pipeline.run_spec import RunSpec
 from pipeline.tasks import TASKS
 from pipeline.worker_pool import WorkerPool
 from shm.layout import ELEMENT_BYTES

@@ -19,13 +19,13 @@ from pipeline.evaluator import Evaluation, Evaluator
 from pipeline.events import EventLog
 from pipeline.json_lines import JsonLines
 from pipeline.losses import Loss
+from pipeline.make_spec import make_spec
 from pipeline.rollout_engine import RolloutEngine
 from pipeline.rollout_log import RolloutLog
 from pipeline.rollouts import Rollouts
-from pipeline.run_blocks import RunSpec
 from pipeline.run_config import describe
 from pipeline.run_directory import make_default_run_dir, make_run_dir
-from pipeline.run_spec import make_spec
+from pipeline.run_spec import RunSpec
 from pipeline.sampling_counters import SamplingCounters
 from pipeline.schedule import Scheduler, ScheduleRules
 from pipeline.trainer_config import TrainerConfig

@@ -6,7 +6,7 @@ import pytest
 
 import pipeline as rl
 from pipeline import supervisor
-from pipeline.run_spec import make_spec
+from pipeline.make_spec import make_spec
 from pipeline.tasks import guess
 from workers.model_config import TINY
 
