@@ -6,9 +6,11 @@
     python run.py --config recipes/guess-async.toml $SAME --run-dir runs/async
     python docs/draw_timelines.py timeline runs/sync docs/images/sync.svg
     python docs/draw_timelines.py timeline runs/async docs/images/async.svg
-    SEGMENT="--sampling-policy segment --kv-max-staleness 2"
-    python run.py --config recipes/guess-async.toml $SAME $SEGMENT --run-dir runs/segment
-    python docs/draw_timelines.py pinning runs/async runs/segment docs/images/pinning.svg
+    LONG="$SAME --max-staleness 4 --admit-ahead 4 --concurrency 320"
+    python run.py --config recipes/guess-async.toml $LONG --run-dir runs/trajectory
+    python run.py --config recipes/guess-async.toml $LONG --sampling-policy segment --kv-max-staleness 4 \\
+        --run-dir runs/segment
+    python docs/draw_timelines.py pinning runs/trajectory runs/segment docs/images/pinning.svg
 
 Every length is a measured duration, to one scale. Times are seconds since the left edge.
 """
@@ -151,15 +153,28 @@ def overlaps(bar: Bar, window: Bar) -> bool:
     return bar.start < window.end and bar.end > window.start
 
 
-def crossing(turns: Mapping[str, Sequence[TurnBar]], updates: Sequence[tuple[int, float]]) -> list[str]:
-    """The trajectories that go on over at least two updates, longest first (ties: by name)."""
+def choose_trajectories(turns: Mapping[str, Sequence[TurnBar]], updates: Sequence[tuple[int, float]]) -> list[str]:
+    """The trajectory over the most updates, and others beside it in time: at most two that began with one version.
 
-    def crossed(name: str) -> int:
-        first, end = turns[name][0].sampling.start, turns[name][-1].end
-        return sum(first < time < end for _, time in updates)
+    By start. Of several, those over more updates go first, then longer ones, then by name. Empty when no trajectory of
+    at least two turns went on over an update.
+    """
 
-    found = [name for name, bars in turns.items() if len(bars) > 1 and crossed(name) >= 2]
-    return sorted(found, key=lambda name: (turns[name][0].sampling.start - turns[name][-1].end, name))
+    def span(name: str) -> Bar:
+        return Bar(turns[name][0].sampling.start, turns[name][-1].end)
+
+    def rank(name: str) -> tuple[int, float, str]:
+        bar = span(name)
+        return -sum(bar.start < time < bar.end for _, time in updates), bar.start - bar.end, name
+
+    ranked = sorted((name for name, bars in turns.items() if len(bars) > 1 and rank(name)[0] < 0), key=rank)
+    chosen: list[str] = []
+    for name in ranked:
+        version = turns[name][0].version
+        num_alike = sum(turns[other][0].version == version for other in chosen)
+        if overlaps(span(name), span(ranked[0])) and num_alike < 2 and len(chosen) < NUM_TRAJECTORIES:
+            chosen.append(name)
+    return sorted(chosen, key=lambda name: span(name).start)
 
 
 # --- drawing -------------------------------------------------------------------------------------------------------
@@ -250,33 +265,37 @@ def draw_timeline(run_dir: Path, path: Path) -> None:
 
 
 def draw_pinning(run_dirs: Sequence[Path], path: Path) -> None:
-    """The longest trajectories of each run, turn by turn in the colour of their policy; updates as vertical lines."""
-    figure, axes = new_figure(1.2 + 0.32 * NUM_TRAJECTORIES * len(run_dirs), len(run_dirs))
+    """Long trajectories of each run, turn by turn in the colour of their policy; updates as vertical lines."""
+    figure, axes = new_figure(1.6 + 0.32 * NUM_TRAJECTORIES * len(run_dirs), len(run_dirs))
+    longest = 0.0
     for axis, run_dir, policy in zip(axes, run_dirs, ("trajectory", "segment"), strict=True):
         events = read_events(run_dir)
         turns, updates = turn_bars(events), update_times(events)
-        shown = crossing(turns, updates)[:NUM_TRAJECTORIES]
-        shown.sort(key=lambda name: turns[name][0].sampling.start)
-        left = min(turns[name][0].sampling.start for name in shown)
-        right = max(turns[name][-1].end for name in shown)
+        shown = choose_trajectories(turns, updates)
+        if not shown:
+            raise SystemExit(f"In {run_dir} no trajectory goes on over an update; give a run with a slower tool.")
+        window = Bar(min(turns[name][0].sampling.start for name in shown), max(turns[name][-1].end for name in shown))
+        longest = max(longest, window.end - window.start)
         for row, name in enumerate(shown):
+            before = None
             for turn in turns[name]:
-                colour = colour_of(turn.version)
-                start = turn.sampling.start - left
-                axis.barh(-row, turn.end - turn.sampling.start, 0.3, start, color=colour, alpha=0.5, linewidth=0)
+                colour, start = colour_of(turn.version), turn.sampling.start - window.start
+                axis.barh(-row, turn.end - turn.sampling.start, 0.22, start, color=colour, alpha=0.6, linewidth=0)
                 length = turn.sampling.end - turn.sampling.start
-                axis.barh(-row, length, 0.7, start, color=colour, edgecolor=colour, linewidth=1)
-            first = turns[name][0]
-            axis.text(first.sampling.start - left, -row + 0.4, f"{first.version}", fontsize=8, color=INK, va="bottom")
+                axis.barh(-row, length, 0.5, start, color=colour, edgecolor=colour, linewidth=1)
+                if turn.version != before:
+                    axis.text(start, -row + 0.24, str(turn.version), fontsize=8, color=colour, va="bottom")
+                before = turn.version
         for version, time in updates:
-            if left <= time <= right:
-                axis.axvline(time - left, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
-                axis.text(time - left, 0.9, f"v{version}", ha="center", va="bottom", fontsize=8)
+            if window.start <= time <= window.end:
+                axis.axvline(time - window.start, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
+                axis.text(time - window.start, 0.85, str(version), ha="center", va="bottom", fontsize=8)
         axis.set_yticks([-row for row in range(len(shown))], shown)
         axis.tick_params(axis="y", length=0)
-        axis.set_xlim(0, right - left)
-        axis.set_ylim(-len(shown) + 0.4, 1.0)
+        axis.set_ylim(-len(shown) + 0.4, 0.8)
         axis.set_title(f'sampling_policy="{policy}"', loc="left", fontsize=10, color=INK, pad=16)
+    for axis in axes:
+        axis.set_xlim(0, longest)
     axes[-1].set_xlabel("seconds")
     save(
         figure,

@@ -58,11 +58,12 @@ def finished_runs(directory):
     return found
 
 
+@pytest.mark.timeout(240)  # many short runs: half a minute on two idle cores
 def test_python_blocks_run_as_one_script(checkout):
     script = "\n".join(blocks("python"))
     assert script.count(f"STEPS = {TEST_STEPS}") == 1
     (checkout / "page.py").write_text(script, encoding="utf-8")
-    run([sys.executable, "page.py"], checkout, 110)
+    run([sys.executable, "page.py"], checkout, 220)
 
     runs = finished_runs(checkout)
     assert len(runs) == script.count("rl.run(")

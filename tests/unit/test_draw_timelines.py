@@ -69,14 +69,23 @@ def test_turn_lasts_until_the_next_request_or_the_end(draw):
     assert turns["1.0"] == [draw.TurnBar(0, draw.Bar(2.0, 2.5), 4.0), draw.TurnBar(1, draw.Bar(4.0, 4.5), 5.0)]
 
 
-def test_trajectories_that_cross_two_updates_are_shown_longest_first(draw):
-    def turns(*times):
+def test_trajectories_over_many_updates_are_shown_with_others_of_their_time(draw):
+    def turns(version, *times):
         bars = zip(times, times[1:], strict=False)
-        return [draw.TurnBar(0, draw.Bar(start, start), end) for start, end in bars]
+        return [draw.TurnBar(version, draw.Bar(start, start), end) for start, end in bars]
 
-    found = {"short": turns(0, 1, 2), "long": turns(0, 5, 9), "longer": turns(0, 5, 10), "one turn": turns(0, 20)}
-    assert draw.crossing(found, [(1, 1.5), (2, 4.0)]) == ["longer", "long"]
-    assert draw.crossing(found, [(1, 1.5)]) == []
+    found = {
+        "three updates": turns(3, 1, 5, 9),
+        "begins earlier": turns(3, 0, 5, 6),  # two updates
+        "third of its version": turns(3, 2, 3, 5),  # two, but shorter
+        "of another version": turns(4, 3, 4, 5),  # one
+        "no update": turns(4, 2.5, 2.6, 2.7),
+        "one turn": turns(5, 1, 9),
+        "later": turns(6, 11, 12, 13),
+    }
+    updates = [(4, 2.2), (5, 4.0), (6, 8.0), (7, 12.0)]
+    assert draw.choose_trajectories(found, updates) == ["begins earlier", "three updates", "of another version"]
+    assert draw.choose_trajectories(found, []) == []
 
 
 def test_bars_share_a_lane_only_one_after_the_other(draw):
@@ -97,8 +106,15 @@ def test_pictures_are_text_and_the_same_each_time(draw, tmp_path):
         assert text in one
 
 
-@pytest.mark.parametrize("name", ["sync", "async"])
-def test_picture_in_the_docs_is_small_and_says_what_it_shows(name):
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("sync", "Timeline of synchronous training"),
+        ("async", "Timeline of asynchronous training"),
+        ("pinning", "Trajectory and segment pinning"),
+    ],
+)
+def test_picture_in_the_docs_is_small_and_says_what_it_shows(name, title):
     svg = (ROOT / "docs" / "images" / f"{name}.svg").read_text("utf-8")
     assert len(svg) < 100_000
-    assert f"<title>Timeline of {name}hronous training</title>" in svg
+    assert f"<title>{title}</title>" in svg
