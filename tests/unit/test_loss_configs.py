@@ -1,17 +1,20 @@
 """What users may ask of a loss: its options, when it is unsound, and where a loss of their own is looked for."""
 
+import re
 import subprocess
 import sys
 import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 import pipeline as rl
 from pipeline.config_checks import ConfigWarning
 from pipeline.launch import make_supervisor, make_trainer
 from pipeline.losses import LOSSES, loss_record
 from pipeline.options import parse
+from pipeline.run_config import ADVANTAGES
 from pipeline.trainer_config import EngineConfig, TrainerConfig
 from workers.losses import LOSSES as LEARNERS
 from workers.losses import build_loss
@@ -167,3 +170,22 @@ def test_dtype_of_the_supervisor_is_checked():
     assert rl.Supervisor(device="cpu", dtype="bfloat16").dtype == "bfloat16"
     with pytest.raises(rl.ConfigError, match="dtype is 'float64'"):
         rl.Supervisor(device="cpu", dtype="float64")
+
+
+def test_loss_of_the_guide_is_a_loss():
+    page = (ROOT / "docs" / "losses.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict = {}
+    exec(block, names)
+    logprobs = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
+    advantages, mask, ages = torch.tensor([1.0, -1.0, 0.0]), torch.tensor([True, True, False]), torch.tensor([0, 2, 1])
+    losses = names["younger_counts_more"](logprobs, logprobs.detach(), advantages, mask, ages)
+    assert losses.tolist() == pytest.approx([1.0, -2.0 * 0.81, 0.0])
+    losses.sum().backward()
+    assert logprobs.grad.tolist() == pytest.approx([-1.0, 0.81, 0.0])
+
+
+def test_guide_names_every_loss_and_advantage():
+    page = (ROOT / "docs" / "losses.md").read_text(encoding="utf-8")
+    assert all(f"`{cls.__name__}" in page for cls in LOSSES)
+    assert all(name in page for name in ADVANTAGES)
