@@ -17,6 +17,12 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "async.md").read_text(encoding="utf-8")
 TEST_STEPS = 4  # async runs have reached their largest age by then
+# What a run of each part of the page trains with, by its config.json.
+SHOWN = [
+    (lambda config: config["engine"]["kv_cache"]["max_staleness"], 1),
+    (lambda config: config["engine"]["kv_cache"]["on_limit"], "refill"),
+    (lambda config: config["completion"]["mode"], "deadline"),
+]
 
 
 def blocks(language):
@@ -45,7 +51,7 @@ def run(command, directory, seconds):
 
 
 def finished_runs(directory):
-    """(first event, metrics lines) of each run, oldest first; each whole, and proved by the audit."""
+    """(`run` event, metrics lines, config.json) of each run, oldest first; each whole, and proved by the audit."""
     found = []
     for run_dir in sorted((directory / "runs").iterdir(), key=lambda path: path.stat().st_ctime_ns):
         events, metrics = (
@@ -54,7 +60,8 @@ def finished_runs(directory):
         )
         assert (events[-1]["status"], len(metrics)) == ("completed", TEST_STEPS)
         run([sys.executable, "-m", "pipeline.audit", str(run_dir / "events.jsonl")], ROOT, 60)
-        found.append((events[0], metrics))
+        config = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))["config"]
+        found.append((events[0], metrics, config))
     return found
 
 
@@ -67,17 +74,19 @@ def test_python_blocks_run_as_one_script(checkout):
 
     runs = finished_runs(checkout)
     assert len(runs) == script.count("rl.run(")
-    (synchronous, sync_lines), (asynchronous, async_lines), *_ = runs
+    (synchronous, sync_lines, _), (asynchronous, async_lines, _), *_ = runs
     assert (synchronous["max_staleness"], synchronous["concurrency"]) == (0, 64)
     assert (asynchronous["max_staleness"], asynchronous["concurrency"]) == (2, 192)
     assert synchronous.keys() == asynchronous.keys()
     assert max(line["staleness/span_age_max"] for line in sync_lines) == 0
     assert max(line["staleness/span_age_max"] for line in async_lines) > 0
-    assert any(event["oversample_factor"] == 1.5 for event, _ in runs)
+    assert any(event["oversample_factor"] == 1.5 for event, _, _ in runs)
+    for what, value in SHOWN:
+        assert any(what(config) == value for _, _, config in runs), value
 
     with open(checkout / "metrics.csv", newline="") as file:
         logged = list(csv.DictReader(file))
-    _, last_lines = runs[-1]
+    _, last_lines, _ = runs[-1]
     for line in last_lines:
         of_step = {row["name"]: float(row["value"]) for row in logged if int(row["step"]) == line["step"]}
         assert of_step | {name: value for name, value in line.items() if "/" in name} == of_step
@@ -88,7 +97,7 @@ def test_python_blocks_run_as_one_script(checkout):
 def test_shell_blocks_run_in_a_checkout(checkout):
     for block in blocks("bash"):
         run(["bash", "-e", "-c", block], checkout, 100)
-    bounds = [(event["mode"], event["max_staleness"], event["concurrency"]) for event, _ in finished_runs(checkout)]
+    bounds = [(event["mode"], event["max_staleness"], event["concurrency"]) for event, _, _ in finished_runs(checkout)]
     assert bounds == [("sync", 0, 64), ("async", 2, 192)]
 
 
