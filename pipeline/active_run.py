@@ -52,6 +52,7 @@ class ActiveRun:
         self.events = events
         self.num_restarts = 0
         self.failure: BaseException | None = None
+        self.lease_returned = asyncio.Event()  # for who waits for a free slot; set by the run's failure, too
         self._pool = pool
         self._log_dir = log_dir
         self._blocks = RunBlocks(spec, run_id=time.time_ns())
@@ -199,6 +200,7 @@ class ActiveRun:
         if self.failure is not None:
             return
         self.failure = error
+        self.lease_returned.set()
         for sampler in self.samplers:
             sampler.fail(error)
         self.learner.fail(error)
@@ -306,6 +308,7 @@ class ActiveRun:
 
     def release(self, version: int) -> None:
         """A trajectory pinned to `version` has ended."""
+        self.lease_returned.set()
         if self.slots.release(version):
             self._retire(version)
 

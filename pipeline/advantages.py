@@ -80,6 +80,12 @@ class Batchwise:
 Advantage = GroupCentered | Batchwise
 
 
+def all_equal(rewards: Sequence[float | None]) -> bool:
+    """Whether a group's usable rewards are equal but for rounding, so that each is its own baseline; also of none."""
+    usable = _usable([rewards])
+    return not any(_against(usable, usable, False, 0.0))
+
+
 def _check(estimator: Advantage, choices: tuple[bool | str, ...]) -> None:
     name = type(estimator).__name__
     standardize, eps = estimator.standardize, estimator.eps

@@ -11,7 +11,7 @@ from collections import Counter
 from types import SimpleNamespace as Record
 
 OF_TRAJECTORY = ("started", "segment", "trajectory", "retry", "discarded")
-IN_ORDER = {"admitted": "any", "batch": "any", "endcompleted": "any", "optim": "optim", "published": "published"}
+IN_ORDER = {"admitted": "any optim", "batch": "any", "endcompleted": "any", "optim": "optim", "published": "published"}
 UNCHANGING = ("max_staleness", "stale_policy", "groups_per_step", "group_size")  # across the resumes of a run
 
 
@@ -75,11 +75,11 @@ class Audit:
             case "admitted":
                 need(e["group"] == len(self.groups), f"group {e['group']} is admitted as number {len(self.groups)}")
                 self.groups[e["group"]] = Record(version=e["version"], state="outstanding", ready=False, members={})
-                step, limit = run["groups_per_step"], run["max_staleness"]
+                step, limit, done = run["groups_per_step"], run["max_staleness"], self.batches - (self.due == "optim")
                 ahead = math.ceil((1 + min(run["admit_ahead"], limit)) * step * run["oversample_factor"])
-                most = min(run["steps"] * step, self.batches * step + min((1 + limit) * step, ahead))
+                most = min(run["steps"] * step, done * step + min((1 + limit) * step, ahead))
                 kept = len(self.groups) - len(self.having("filtered", "failed"))
-                need(kept <= most, f"{kept} groups are admitted, {most} are allowed after {self.batches} batches")
+                need(kept <= most, f"{kept} groups are admitted, {most} are allowed after {done} batches")
             case "started":
                 one.state, one.pinned, one.segments = "running", e["version"], []
             case "segment":

@@ -1,6 +1,7 @@
 """The supervisor's end of the learner: batches out through its queue, gradients and updates back."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -19,7 +20,7 @@ class LearnerClient:
     def __init__(self, send: Callable[[Message], None], batches: QueueProducer) -> None:
         self._send = send
         self._outbox = Outbox(batches, send, "the learner")
-        self._gradients: dict[int, asyncio.Future[dict[str, float]]] = {}
+        self._gradients: deque[asyncio.Future[dict[str, float]]] = deque()  # of what was sent, in order
         self._update: asyncio.Future[Published] | None = None
         self._failure: Exception | None = None
 
@@ -35,8 +36,8 @@ class LearnerClient:
         versions: np.ndarray,
         zero_gradients: bool = True,
     ) -> asyncio.Future[dict[str, float]]:
-        """Send rows (see `ForwardBackward`); the future is done, with the learner's metrics, when their gradients
-        are.
+        """Send rows (see `ForwardBackward`), the whole batch or one chunk of it; the future is done, with the learner's
+        metrics, when their gradients are.
         """
         self._check_alive()
         parts = [
@@ -51,7 +52,7 @@ class LearnerClient:
             )
         ]
         future = asyncio.get_running_loop().create_future()
-        self._gradients[batch] = future
+        self._gradients.append(future)
         position = await self._outbox.put(*parts)
         self._send(
             ForwardBackward(
@@ -101,8 +102,10 @@ class LearnerClient:
         if isinstance(message, GradientsDone | Published | Consumed):
             self._outbox.note_consumed(message.consumed)
         if isinstance(message, GradientsDone):
-            future = self._gradients.pop(message.batch, None)
-            if future is not None and not future.done():
+            if not self._gradients:
+                raise RunError(f"The learner tells of gradients of batch {message.batch}, which nobody has asked for.")
+            future = self._gradients.popleft()  # the learner works in order
+            if not future.done():
                 future.set_result(message.metrics)
         elif isinstance(message, Published) and self._update is not None and not self._update.done():
             self._update.set_result(message)
@@ -111,7 +114,7 @@ class LearnerClient:
         """The run is over: whoever waits, or asks later, gets `error`."""
         self._failure = error
         self._outbox.fail(error)
-        for future in [*self._gradients.values(), self._update]:
+        for future in [*self._gradients, self._update]:
             if future is not None and not future.done():
                 future.set_exception(error)
                 future.exception()  # seen: nobody may be waiting for this one

@@ -27,6 +27,7 @@ def make_spec(model: Supervisor, config: TrainerConfig, *, evaluates: bool = Fal
         model=model.model_config,
         seed=engine.seed,
         max_staleness=config.max_staleness,
+        stale_policy=config.stale_policy,
         groups_per_step=config.groups_per_step,
         num_slots=model.num_slots(config.max_staleness, evaluates=evaluates),
         num_samplers=model.num_samplers,

@@ -91,6 +91,22 @@ class Rollouts:
         _, member = min((loop.trajectory.num_turns, member) for member, loop in running.loops.items())
         return f"{group}.{member}", running.loops[member].doing
 
+    def holding_oldest(self) -> tuple[int, str, str] | None:
+        """(group, trajectory, what it is doing) of the running trajectory whose policy version is oldest; None: none.
+
+        It holds that version's slot; one that has not asked for a segment yet holds none.
+        """
+        holding = [
+            (requests.leased, group, member)
+            for group, running in self._groups.items()
+            for member, requests in running.requests.items()
+            if requests.leased is not None
+        ]
+        if not holding:
+            return None
+        _, group, member = min(holding)
+        return group, f"{group}.{member}", self._groups[group].loops[member].doing
+
     async def stop(self) -> None:
         """Cancel what still runs."""
         self._queue.clear()
@@ -136,7 +152,6 @@ class Rollouts:
         """One trajectory: its loop, and the work of running it with its environment and its lease."""
         trajectory = Trajectory(running.group, member, running.row_index)
         environment = self._run.environments.open(running.group, member)
-        requests: list[TrajectoryRequests] = []  # from its first request on
 
         def begin() -> Generate:
             if running.sampler is None:
@@ -151,7 +166,7 @@ class Rollouts:
                 engine=self._config,
                 counters=self._log.counters,
             )
-            requests.append(made)
+            running.requests[member] = made
             self._log.started(running.group, member, made.version, made.sampler.index)
             running.started(member)
             return self._generator(running, member, made)
@@ -172,8 +187,8 @@ class Rollouts:
                 await self._instant_is_over()
             finally:
                 environment.drop()
-                for made in requests:
-                    made.close()
+                if member in running.requests:
+                    running.requests.pop(member).close()
             running.finished(member)
 
         return loop, work()

@@ -57,6 +57,7 @@ class RunBlocks:
             "slots": self._slots,
             "groups_per_step": spec.groups_per_step,
             "max_staleness": spec.max_staleness,
+            "stale_policy": spec.stale_policy,
             "optimizer": spec.optimizer,
             "loss": spec.loss,
             "kl_coefficient": spec.kl_coefficient,

@@ -14,6 +14,7 @@ class RunSpec:
     model: ModelConfig
     seed: int
     max_staleness: int  # optimizer updates
+    stale_policy: str  # wait, mask_span or keep: what the gate refuses
     groups_per_step: int
     num_slots: int
     num_samplers: int

@@ -13,6 +13,7 @@ from pipeline.sampler_client import SamplerClient
 from pipeline.schedule import Admission
 from pipeline.trajectory import Group, Trajectory
 from pipeline.trajectory_loop import TrajectoryLoop
+from pipeline.trajectory_requests import TrajectoryRequests
 
 GROUP_FAILED = "group_failed"  # why the members of a group end in which another one has failed
 
@@ -49,6 +50,7 @@ class RunningGroup:
         self.row = row
         self.sampler: SamplerClient | None = None  # of all its members
         self.loops: dict[int, TrajectoryLoop] = {}
+        self.requests: dict[int, TrajectoryRequests] = {}  # of the members that have begun to ask the sampler
         self.done = False
         self.failure: TrajectoryError | None = None
         self._progress = GroupProgress(completion, size)

@@ -9,6 +9,11 @@ k <= (d - v + 1)·G, or the updates left would not hold all of them. Hence a bat
 behind still fit after it: `shm/gate.py`, which the learner asks again on its own. To take the oldest ready groups is
 optimal (earliest deadline first: admission order is deadline order), so if that batch fails, no other would pass.
 Under `keep` and `mask_span` nothing is owed, and the first results to arrive train first.
+
+A group that failed or was filtered is replaced at once, in mid-batch (`replace`), at the committed version. That keeps
+the invariant, even while the learner takes a step that was asked for before: those that stay move up in rank, and the
+newcomer, last in rank, has the latest deadline there is. It is number K·G at most of those the step leaves behind,
+since no more than T <= (1 + K)·G are ever owed and a full batch takes G of them (a short one takes all that are owed).
 """
 
 from collections import deque
@@ -66,9 +71,13 @@ class ScheduleRules:
 
     @property
     def total(self) -> int:
-        """Groups of the whole run."""
+        """Groups of the whole run, if none is replaced."""
+        return self.total_without(0)
+
+    def total_without(self, replaced: int) -> int:
+        """Groups that the run trains when `replaced` others were admitted and never trained."""
         wanted = self.steps * self.groups_per_step
-        return wanted if self.repeat_dataset else min(wanted, self.num_rows)
+        return wanted if self.repeat_dataset else min(wanted, max(0, self.num_rows - replaced))
 
     @property
     def target(self) -> int:
@@ -115,6 +124,7 @@ class Scheduler:
         self.version = 0
         self.batches = 0
         self.admitted = 0  # groups so far
+        self.replaced = 0  # of them, those that failed or were filtered
         self._unfinished: dict[int, set[int]] = {}  # admitted, final part not received -> members received in parts
         self._owed: dict[int, int] = {}  # wait only: admitted, not trained -> version at admission, in order
         self._ready: set[int] = set()  # wait only: owed and received
@@ -122,7 +132,7 @@ class Scheduler:
 
     @property
     def finished(self) -> bool:
-        """True once every group of the run has had its batch."""
+        """True once every group of the run has had its batch: all steps, or fewer when the data was used up."""
         return self._batch_size() == 0
 
     @property
@@ -146,11 +156,24 @@ class Scheduler:
 
     def admit(self) -> list[Admission]:
         """One round of admission, at the current version; due once at the start of each batch."""
+        return self._admit_until(self._admission_limit())
+
+    def replace(self, group: int) -> Admission | None:
+        """`group` will never train: it failed, or was filtered before it was received. Returns the one admitted in its
+        place; None when the data is used up.
+        """
+        if self._unfinished.get(group) != set() or self.rules.carry_over:
+            raise ScheduleError(f"Group {group} can't be replaced: it isn't outstanding as a whole.")
+        del self._unfinished[group]
+        self._owed.pop(group, None)
+        self.replaced += 1
+        # One for one, also between a batch and the next round of admission, which has room for more.
+        admissions = self._admit_until(min(self.admitted + 1, self._admission_limit()))
+        return admissions[0] if admissions else None
+
+    def _admit_until(self, limit: int) -> list[Admission]:
         rules = self.rules
-        admissions = [
-            Admission(group, group % rules.num_rows, self.version)
-            for group in range(self.admitted, self._admission_limit())
-        ]
+        admissions = [Admission(group, group % rules.num_rows, self.version) for group in range(self.admitted, limit)]
         for admission in admissions:
             self._unfinished[admission.group] = set()
             if rules.stale_policy == "wait":
@@ -187,7 +210,8 @@ class Scheduler:
     def select(self) -> Batch | Blocked:
         """The batch that may train now, or what holds it back. Changes nothing: `commit` takes the batch."""
         if self.finished:
-            raise ScheduleError(f"All {self.rules.total} groups have had their batch; there is none to select.")
+            total = self.rules.total_without(self.replaced)
+            raise ScheduleError(f"All {total} groups have had their batch; there is none to select.")
         return self._select_owed() if self.rules.stale_policy == "wait" else self._select_arrived()
 
     def pull_counts_as_wait(self) -> bool:
@@ -207,10 +231,13 @@ class Scheduler:
         self._check_invariant()
 
     def _batch_size(self) -> int:
-        return max(0, min(self.rules.groups_per_step, self.rules.total - self.batches * self.rules.groups_per_step))
+        left = self.rules.total_without(self.replaced) - self.batches * self.rules.groups_per_step
+        return max(0, min(self.rules.groups_per_step, left))
 
     def _admission_limit(self) -> int:
-        return min(self.rules.total, self.batches * self.rules.groups_per_step + self.rules.target)
+        """How many groups may have been admitted by now, those replaced included."""
+        total = self.rules.total_without(self.replaced)
+        return self.replaced + min(total, self.batches * self.rules.groups_per_step + self.rules.target)
 
     def _blocked(self, why: Literal["ready", "bound"]) -> Blocked:
         return Blocked(why, next(iter(self._unfinished), None))

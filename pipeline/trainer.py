@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, aclosing, closing, nullcontext
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from pipeline.active_run import ActiveRun
 from pipeline.advantages import Batchwise, GroupCentered
-from pipeline.config import Adam, GroupCompletion, Truncation
+from pipeline.config import Adam, ForwardBackwardBatch, GroupCompletion, Truncation
 from pipeline.config_checks import warn
 from pipeline.dataset import check_rows, without_holdout
 from pipeline.errors import ConfigError, ConfigTypeError
@@ -75,6 +76,11 @@ class AsyncTrainer:
             truncation=truncation if truncation is not None else Truncation(),
             **options,
         )
+        if validate_batch is not None and isinstance(self.config.forward_backward_batch, ForwardBackwardBatch):
+            raise ConfigError(
+                "validate_batch sees each batch before any of it trains, so ForwardBackwardBatch can't train its first "
+                'groups while others sample; leave forward_backward_batch at "auto", or validate_batch out.'
+            )
         self.run_dir = run_dir
         self.run_directory: Path | None = None  # of the last run, once it has one
         self.stopped = False  # the last run was stopped before its steps were done
@@ -171,6 +177,7 @@ class AsyncTrainer:
             oversample_factor=schedule.oversample_factor,
             batch_order=config.batch_order,
             repeat_dataset=config.repeat_dataset,
+            carry_over=config.completion.on_stragglers == "carry_over",
         )
         return make_spec(self.engine.model, config, evaluates=self._evaluator is not None), rules
 
@@ -227,7 +234,7 @@ class AsyncTrainer:
                     on_failure=rollouts.interrupt,
                     oldest_first=config.stale_policy == "wait",
                 )
-            while not scheduler.finished and scheduler.batches < rules.steps:
+            while scheduler.batches < rules.steps:
                 if evaluations is not None:
                     await evaluations.launch(scheduler.batches)
                 step = await self._loop.step()
@@ -308,16 +315,17 @@ class AsyncTrainer:
 
     @staticmethod
     def _log_end(events: EventLog, scheduler: Scheduler, loop: TrainingLoop | None, status: str) -> None:
-        consumed = loop.num_consumed if loop is not None else 0
+        consumed = loop.num_consumed() if loop is not None else 0
+        given_up = loop.intake.given_up if loop is not None else Counter()
         events.log(
             "end",
             status=status,
             steps=loop.num_batches if loop is not None else 0,
             admitted=scheduler.admitted,
             consumed=consumed,
-            filtered=0,
-            failed=0,
-            outstanding=scheduler.admitted - consumed,
+            filtered=given_up["filtered"],
+            failed=given_up["failed"],
+            outstanding=scheduler.admitted - consumed - given_up.total(),
         )
 
 

@@ -34,6 +34,7 @@ from pipeline.schedule import BATCH_ORDERS, STALE_POLICIES
 
 SAMPLING_POLICIES = ("trajectory", "segment")
 FAILURE_POLICIES = ("stop", "replace")
+ZERO_VARIANCE_POLICIES = ("train", "replace")
 ADVANTAGES = (GroupCentered, Batchwise)
 
 
@@ -106,6 +107,9 @@ class TrainerConfig:
         "completion", "train the oldest groups that are ready (completion), or the oldest (admission)"
     )
     on_failure: str = option("stop", "when a trajectory fails: stop the run, or replace its group by the next one")
+    zero_variance: str = option(
+        "train", "a group whose rewards are all equal: train it (it has no gradient), or replace it by the next one"
+    )
     allow_trajectory_loss: bool = option(False, "needed for what leaves sampled trajectories or spans untrained")
     allow_unbounded_staleness: bool = option(False, "needed for stale_policy keep")
 
@@ -127,12 +131,14 @@ class TrainerConfig:
         check_choice(self, "stale_policy", STALE_POLICIES)
         check_choice(self, "batch_order", BATCH_ORDERS)
         check_choice(self, "on_failure", FAILURE_POLICIES)
+        check_choice(self, "zero_variance", ZERO_VARIANCE_POLICIES)
         for flag in ("repeat_dataset", "allow_trajectory_loss", "allow_unbounded_staleness"):
             check_flag(self, flag)
         self._check_sampling()
         self._check_staleness()
         self._check_completion()
         self._check_overlap()
+        self._check_replacing()
         why = unsound_reason(self.loss, self.max_staleness)
         if why is not None:
             warn(why)
@@ -241,7 +247,8 @@ class TrainerConfig:
             (f'stale_policy is "{self.stale_policy}"', self.stale_policy != "wait"),
             (f'completion mode is "{self.completion.mode}"', self.completion.mode != "wait"),
             ('sampling_policy is "segment"', self.engine.sampling_policy != "trajectory"),
-            ("advantage needs the whole batch", not isinstance(self.advantage, GroupCentered)),
+            ("advantage needs the whole batch", type(self.advantage) is not GroupCentered),
+            ("loss is one of your own, which may need the whole batch", isinstance(self.loss, CustomLoss)),
             (
                 "the loss has terms that are no multiple of the advantage (kl_coefficient, entropy_coefficient, a "
                 "CustomLoss), while the deviation common to the advantages is known only at the end",
@@ -253,3 +260,26 @@ class TrainerConfig:
                     "ForwardBackwardBatch overlaps sampling and training within a synchronous, group-centered batch, "
                     f'but {why}; leave forward_backward_batch at "auto".'
                 )
+
+    def _check_replacing(self) -> None:
+        parts = self.completion.on_stragglers
+        for name in ("zero_variance", "on_failure"):
+            if getattr(self, name) == "replace" and parts != "truncate":
+                raise ConfigError(
+                    f'{name}="replace" gives up whole groups, but on_stragglers="{parts}" hands them over in parts, of '
+                    'which some may have been trained; use on_stragglers="truncate", or leave '
+                    f"{name} out."
+                )
+        if self.zero_variance == "train":
+            return
+        if not isinstance(self.advantage, GroupCentered):
+            raise ConfigError(
+                'zero_variance="replace" gives up groups whose rewards are all equal, but with '
+                f"{type(self.advantage).__name__} these are measured against the batch and have a gradient; use "
+                "advantage=rl.GroupCentered(), or leave zero_variance out."
+            )
+        if self.group_size == 1:
+            raise ConfigError(
+                'zero_variance="replace" gives up groups whose rewards are all equal, and with group_size=1 every '
+                "group is one; use a group_size of at least 2, or leave zero_variance out."
+            )

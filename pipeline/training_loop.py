@@ -13,12 +13,18 @@ from dataclasses import dataclass
 from pipeline.active_run import ActiveRun
 from pipeline.batches import TrainingBatch, make_batch
 from pipeline.errors import RunError
+from pipeline.intake import DataUsedUp, Intake
 from pipeline.learning_rate import learning_rate
+from pipeline.overlap import StreamedBatch, overlap_of
+from pipeline.received import Received
 from pipeline.rollouts import Rollouts
+from pipeline.rows import Rows
 from pipeline.sampling_counters import SamplingCounters
 from pipeline.schedule import Batch, Blocked, Scheduler
+from pipeline.step_metrics import StepMetrics, timing
 from pipeline.trainer_config import TrainerConfig
 from pipeline.trajectory import Group, Trajectory
+from pipeline.updates import Updates
 from pipeline.waits import REPORT_SECONDS, Culprit, Waits
 
 ValidateBatch = Callable[[Sequence[Trajectory], dict[str, float]], None]
@@ -54,22 +60,31 @@ class TrainingLoop:
         self._run = run
         self._scheduler = scheduler
         self._rollouts = rollouts
-        self._counters = counters
         self._validate_batch = validate_batch
         self._clock = clock
-        self._received: dict[int, Group] = {}
         self._stop = False
         self.waits = Waits(run.events, clock)
+        self.intake = Intake(config, run, scheduler, rollouts)
+        self.received = Received()
         self.num_batches = 0  # that have begun to train: told in a `batch` event
-        self.num_consumed = 0  # groups in them
-        self._restarts_told = 0
+        self._metrics = StepMetrics(run, scheduler, self.intake, self.received, self.waits, counters)
+        self._updates = Updates(run, clock)
+        self._overlap = overlap_of(config, validates=validate_batch is not None)
         self._training = 0  # the batch that the learner has; 0: none
-        self._epoch = 0  # of the reservations in the ledger, at this batch's admission
 
     def request_stop(self) -> None:
         """End after the update that has begun; a wait for the next batch ends at once, with Stopped."""
         self._stop = True
-        self._rollouts.interrupt(Stopped())
+        self.intake.close(Stopped())
+        self._run.lease_returned.set()  # a wait for a slot ends, too
+
+    def num_consumed(self) -> int:
+        """Groups that nothing is left of to train: trained, or discarded in part. Call it when the run has ended."""
+        while not self.intake.empty:  # a part without members that nobody pulled may have been a group's last
+            result = self.intake.get_nowait()
+            if isinstance(result, Group):
+                self.received.add(result)
+        return self.received.num_consumed
 
     @property
     def waits_for(self) -> str:
@@ -81,71 +96,90 @@ class TrainingLoop:
 
     async def step(self) -> Step:
         """One batch. Raises Stopped, or what ended the run."""
+        self._check_goes_on()
+        n = self._scheduler.batches + 1
+        started = self._clock()
+        self.waits.reset()
+        self._updates.begin()
+        self.intake.admit()
+        streamed = None
+        if self._overlap is not None:
+            config = self._config
+            streamed = StreamedBatch(self._overlap, self._make, config.truncation, config.completion.min_members)
+        batch = await self._next_batch(n, streamed)
+        selected = started if streamed is not None else self._clock()
+        groups = self.received.groups(batch)
+        rest, training = self._make_batch(groups) if streamed is None else streamed.flush(groups)
+        metrics = training.metrics
+        if self._validate_batch is not None:
+            self._validate_batch([one for group in groups for one in group.trajectories], metrics)
+        updated = training.rows.num_rows > 0
+        slot = await self._free_slot(n) if updated else None
+        self._log_batch(n, batch, training)
+        metrics["train/updated"] = int(updated)
+        metrics["train/gradient_scale"] = training.gradient_scale
+        metrics["train/lr"] = learning_rate(self._config.optimizer, n - 1, self._scheduler.rules.steps)
+        if slot is not None:
+            self._training = n
+            for rows in rest:
+                await self._updates.submit(n, rows)
+            metrics |= await self._updates.step(
+                n,
+                slot=slot,
+                groups=batch.groups,
+                epoch=self.intake.epoch,
+                lr=metrics["train/lr"],
+                gradient_scale=training.gradient_scale,
+            )
+            self._training = 0
+        metrics["train/backward_chunks"] = self._updates.num_chunks
+        self._scheduler.commit(batch, updated)
+        self.intake.write_reservations()
+        now = self._clock()
+        metrics |= timing(metrics, batch_seconds=now - started, seconds=now - selected)
+        metrics |= self._metrics.take(groups)
+        return Step(n, self._scheduler.version, metrics)
+
+    def _check_goes_on(self) -> None:
         if self._stop:
             raise Stopped
         if self._run.failure is not None:
             raise self._run.failure
-        n = self._scheduler.batches + 1
-        started = self._clock()
-        self.waits.reset()
-        self._admit()
-        batch = await self._next_batch(n)
-        selected = self._clock()
-        groups = [self._received.pop(group) for group in batch.groups]
-        training = self._make(groups)
-        metrics = training.metrics
-        if self._validate_batch is not None:
-            self._validate_batch([one for group in groups for one in group.trajectories], metrics)
-        self._log_batch(n, batch, training)
-        updated = training.rows.num_rows > 0
-        metrics["train/updated"] = int(updated)
-        metrics["train/backward_chunks"] = int(updated)
-        metrics["train/gradient_scale"] = training.gradient_scale
-        metrics["train/lr"] = learning_rate(self._config.optimizer, n - 1, self._scheduler.rules.steps)
-        if updated:
-            self._training = n
-            metrics |= await self._update(n, batch, training)
-            self._training = 0
-        self._scheduler.commit(batch, updated)
-        self._run.write_reservations(self._scheduler.reservations())
-        now = self._clock()
-        metrics["train/batch_seconds"] = now - started
-        metrics["train/seconds"] = now - selected
-        metrics["train/tokens_per_second"] = metrics["train/tokens"] / max(now - started, 1e-9)
-        busy = [metrics.get(f"train/{part}_seconds", 0.0) for part in ("forward", "backward", "optimizer", "publish")]
-        metrics["time/learner_busy_seconds"] = sum(busy)
-        metrics |= self._schedule_metrics(groups)
-        return Step(n, self._scheduler.version, metrics)
+        if self._scheduler.finished:
+            done, replaced = self._scheduler.batches, self._scheduler.replaced
+            raise RunError(
+                f"The data was used up after {done} of {self._scheduler.rules.steps} batches: {replaced} groups were "
+                "given up, and no row was left to replace them. Ask for fewer steps, or set repeat_dataset."
+            )
 
-    # --- admission and waiting -----------------------------------------------------------------------------------
+    # --- waiting -------------------------------------------------------------------------------------------------
 
-    def _admit(self) -> None:
-        admissions = self._scheduler.admit()
-        self._epoch = self._run.write_reservations(self._scheduler.reservations())
-        for admission in admissions:
-            self._run.events.log("admitted", group=admission.group, row=admission.row, version=admission.version)
-        self._rollouts.start(admissions)
-
-    async def _next_batch(self, n: int) -> Batch:
-        """Pull finished groups one at a time until the schedule names a batch."""
+    async def _next_batch(self, n: int, streamed: StreamedBatch | None) -> Batch:
+        """Pull finished groups one at a time until the schedule names a batch; with overlap, train meanwhile."""
         while isinstance(choice := self._scheduler.select(), Blocked):
             if self._scheduler.pull_counts_as_wait():
                 self.waits.begin_counting(self._culprit(choice).why)
-            group = await self._pull(n, choice)
+            result = await self._pull(n, choice)
             self.waits.end_counting()
-            self._received[group.group] = group
-            self._scheduler.receive(group.group)
+            if isinstance(result, DataUsedUp):
+                self._check_goes_on()
+                continue
+            self.received.add(result)
+            # A group handed over at once is the schedule's affair as a whole: its members need no names.
+            whole = result.final and len(result.trajectories) == self._config.group_size
+            self._scheduler.receive(result.group, None if whole else result.members, result.final)
+            for rows in streamed.add(result) if streamed is not None else ():
+                await self._updates.submit(n, rows)
         self.waits.end()
         return choice
 
-    async def _pull(self, n: int, blocked: Blocked) -> Group:
-        """The next finished group, in order of completion. Raises what ended the run."""
-        completed = self._rollouts.completed
-        if completed.empty():
+    async def _pull(self, n: int, blocked: Blocked) -> Group | DataUsedUp:
+        """The next result, in order of completion. Raises what ended the run."""
+        if self.intake.empty:
             self.waits.begin(n, self._culprit(blocked))
         while True:
             try:
-                result = completed.get_nowait() if not completed.empty() else await self._get(completed)
+                result = await self.intake.get(REPORT_SECONDS)
                 break
             except TimeoutError:
                 self.waits.report(self._culprit(blocked))
@@ -153,11 +187,6 @@ class TrainingLoop:
             self.waits.end()
             raise result
         return result
-
-    @staticmethod
-    async def _get(completed: asyncio.Queue) -> Group | BaseException:
-        async with asyncio.timeout(REPORT_SECONDS):
-            return await completed.get()
 
     def _culprit(self, blocked: Blocked) -> Culprit:
         trajectory, doing = self._rollouts.doing(blocked.group)
@@ -168,7 +197,45 @@ class TrainingLoop:
         detail = f"group {blocked.group} must train by version {deadline}; trajectory {trajectory} is in: {doing}"
         return Culprit(doing, blocked.group, trajectory, detail)
 
+    async def _free_slot(self, n: int) -> int:
+        """The slot for the version after this batch. Under `wait` one is free, but for the last request of a group that
+        was given up; otherwise trajectories under old versions may hold them all, and end without the trainer's help.
+        """
+        slots, began = self._run.slots, self._clock()
+        while (slot := slots.slot_for_next()) is None:
+            culprit = self._slot_culprit()
+            self.waits.begin(n, culprit)
+            self._run.lease_returned.clear()
+            try:
+                async with asyncio.timeout(REPORT_SECONDS):
+                    await self._run.lease_returned.wait()
+            except TimeoutError:
+                self.waits.report(culprit)
+            self.waits.slot_seconds = self._clock() - began
+            if self._stop or self._run.failure is not None:
+                self.waits.end()
+                self._check_goes_on()
+        self.waits.end()
+        return slot
+
+    def _slot_culprit(self) -> Culprit:
+        holder = self._rollouts.holding_oldest()
+        num_slots = self._run.spec.num_slots
+        if holder is None:
+            return Culprit("slot", None, None, f"all {num_slots} weight slots are leased, by an evaluation at least")
+        group, trajectory, doing = holder
+        detail = (
+            f"all {num_slots} weight slots are leased; trajectory {trajectory} holds the oldest version, and is in: "
+            f"{doing}"
+        )
+        return Culprit("slot", group, trajectory, detail)
+
     # --- training ------------------------------------------------------------------------------------------------
+
+    def _make_batch(self, groups: Sequence[Group]) -> tuple[list[Rows], TrainingBatch]:
+        """The batch in one piece."""
+        training = self._make(groups)
+        return [training.rows], training
 
     def _make(self, groups: Sequence[Group]) -> TrainingBatch:
         config = self._config
@@ -179,11 +246,14 @@ class TrainingLoop:
             normalize=config.loss.normalize,
             truncation=config.truncation,
             min_members=config.completion.min_members,
-            max_age=config.max_staleness,
+            mask_older_than=config.max_staleness if config.stale_policy == "mask_span" else None,
+            max_age=config.max_staleness if config.stale_policy == "wait" else None,
+            streamed=self._overlap is not None,
             train_all=config.trains_without_advantage,
         )
 
     def _log_batch(self, n: int, batch: Batch, training: TrainingBatch) -> None:
+        members = {} if batch.members is None else {"members": [list(part) for part in batch.members]}
         self._run.events.log(
             "batch",
             step=n,
@@ -195,65 +265,7 @@ class TrainingLoop:
             age_min=training.age_min,
             age_max=training.age_max,
             updated=training.rows.num_rows > 0,
+            **members,
         )
+        self.received.consume(batch)
         self.num_batches = n
-        self.num_consumed += len(batch.groups)
-
-    async def _update(self, n: int, batch: Batch, training: TrainingBatch) -> dict[str, float]:
-        """Gradients, the gate, the step, the new weights in their slot. Returns the learner's metrics."""
-        run, version = self._run, self._scheduler.version
-        slot = run.slots.slot_for_next()
-        if slot is None:
-            raise RunError(f"All {run.spec.num_slots} weight slots are leased at version {version}: a lease was lost.")
-        lengths, tokens, weights, scales, behaviour_logprobs, versions = training.rows.payload()
-        gradients = await run.learner.forward_backward(
-            n,
-            lengths=lengths,
-            tokens=tokens,
-            weights=weights,
-            scales=scales,
-            behaviour_logprobs=behaviour_logprobs,
-            versions=versions,
-        )
-        # The step follows at once: the learner works in order, and needs no word from here in between.
-        began = self._clock()
-        published = await run.learner.optim_step(
-            n,
-            from_version=version,
-            slot=slot,
-            groups=batch.groups,
-            epoch=self._epoch,
-            lr=training.metrics["train/lr"],
-            gradient_scale=training.gradient_scale,
-        )
-        metrics = dict(await gradients)
-        metrics |= published.metrics
-        num_bytes = int(metrics.pop("publish_bytes"))
-        run.events.log(
-            "optim", step=n, **{"from": version, "to": published.version}, seconds=round(self._clock() - began, 6)
-        )
-        run.publish(published)
-        seconds = metrics["train/publish_seconds"]
-        run.events.log(
-            "published", version=published.version, slot=published.slot, bytes=num_bytes, seconds=round(seconds, 6)
-        )
-        return metrics
-
-    def _schedule_metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        waits = self.waits
-        restarts, self._restarts_told = self._run.num_restarts - self._restarts_told, self._run.num_restarts
-        return {
-            "staleness/wait_seconds": waits.bound_seconds,
-            "staleness/wait_count": waits.bound_count,
-            "staleness/reserved_groups": self._scheduler.reserved_groups,
-            **{f"staleness/wait_seconds/{cause}": seconds for cause, seconds in waits.by_cause.items()},
-            "staleness/slot_wait_seconds": 0,
-            "groups/failed": 0,
-            "groups/filtered": 0,
-            "groups/deadline_frac": sum(group.closed_by_deadline for group in groups) / len(groups),
-            "groups/mean_wait_seconds": sum(group.seconds for group in groups) / len(groups),
-            "throughput/queue_depth": self._rollouts.completed.qsize() + len(self._received),
-            "recovery/retries": 0,
-            "recovery/restarts": restarts,
-            **self._counters.take(),
-        }

@@ -51,6 +51,11 @@ class TrajectoryRequests:
             self._lease(self.version)
         sampler.num_trajectories += 1
 
+    @property
+    def leased(self) -> int | None:
+        """The version whose slot it holds now."""
+        return self._leased
+
     def generate(self, context: list[int], max_tokens: int, generated: int) -> asyncio.Future[SegmentResult]:
         """One segment of at most `max_tokens` after `context`; `generated`: the trajectory's tokens so far."""
         future = self.sampler.generate(

@@ -13,10 +13,7 @@ def refuse_unbuilt(config: TrainerConfig) -> None:
     """Raise ConfigError for the first setting that isn't built yet. Call it before any process starts."""
     engine = config.engine
     for setting, default, found in (
-        ("stale_policy", "wait", config.stale_policy),
         ("Schedule.priority", "fifo", engine.schedule.priority),
-        ("forward_backward_batch", "auto", config.forward_backward_batch),
-        ("on_failure", "stop", config.on_failure),
         ("Budget.tool_output_tokens", Budget().tool_output_tokens, engine.budget.tool_output_tokens),
     ):
         if found != default:

@@ -1,7 +1,7 @@
 """Who the trainer waits for: the `wait` events, and the sums that become `staleness/wait_*`.
 
-A wait has a reason: `ready` (too few groups yet), or, when the staleness bound holds back a full batch, what the
-trajectory that everyone waits for is doing: sampling, tool, reward, queue.
+A wait has a reason: `ready` (too few groups yet), `slot` (every weight slot is leased), or, when the staleness bound
+holds back a full batch, what the trajectory that everyone waits for is doing: sampling, tool, reward, queue.
 """
 
 from collections import defaultdict
@@ -45,6 +45,7 @@ class Waits:
         self.bound_seconds = 0.0  # of pulls that began while a full batch was held back
         self.bound_count = 0
         self.by_cause: dict[str, float] = defaultdict(float)
+        self.slot_seconds = 0.0  # a batch was chosen, but no slot was free for the version after it
 
     def begin(self, step: int, culprit: Culprit) -> None:
         """The trainer waits for `culprit` from now on; a wait for the same reason and group goes on."""

@@ -40,14 +40,18 @@ def refusal(
     left_behind: Iterable[tuple[int, int]],
     from_version: int,
     groups_per_update: int,
-    max_staleness: int,
+    max_staleness: int | None,
+    weightless: Iterable[int] = (),
 ) -> str | None:
     """Why the step from `from_version` to the next must not be taken, in one sentence; None when it may.
 
     versions: policy version of each segment that the update trains (repeats allowed, tokens that were not generated
-    left out). left_behind: (group, admitted version) of every reservation that is not in this update.
+    left out). left_behind: (group, admitted version) of every reservation that is not in this update. max_staleness:
+    None where any age may train (stale_policy keep). weightless: versions of segments in the batch of which no token
+    weighs anything (masked for their age under mask_span): they may be old, but never newer than the learner.
     """
-    for version in versions:
+    versions = list(versions)
+    for version in (*versions, *weightless):
         if version < 0:
             return (
                 f"The batch holds a segment of policy version {version}, and versions start at 0; "
@@ -58,11 +62,14 @@ def refusal(
                 f"The batch holds a segment of policy version {version}, newer than the learner's version "
                 f"{from_version}; a sampler must never be ahead of the learner."
             )
-        if from_version - version > max_staleness:
+    for version in versions:
+        if max_staleness is not None and from_version - version > max_staleness:
             return (
                 f"The batch holds a segment of policy version {version}, which is {from_version - version} updates old "
                 f"at version {from_version}; max_staleness allows {max_staleness}."
             )
+    if max_staleness is None:
+        return None
     owed = sorted(left_behind, key=lambda reservation: (reservation[1], reservation[0]))
     if owed and owed[-1][1] > from_version:
         group, admitted = owed[-1]

@@ -71,7 +71,12 @@ class Learner:
         self._with_checksum: bool = config["check_weights"]
         self._groups_per_step: int = config["groups_per_step"]
         self._max_staleness: int = config["max_staleness"]
-        self._batch_versions: list[int] = []  # of the segments in the gradients accumulated so far
+        self._stale_policy: str = config["stale_policy"]
+        # Of the segments in the gradients accumulated so far: those whose age the gate judges, and, under mask_span,
+        # those that weigh nothing. `at` is the version that these gradients belong to.
+        self._trained_versions: set[int] = set()
+        self._weightless_versions: set[int] = set()
+        self._gradients_at = 0
         self._trainee = Trainee(
             attached.model,
             seed=config["seed"],
@@ -121,10 +126,16 @@ class Learner:
 
     def _forward_backward(self, message: ForwardBackward) -> None:
         rows = read_rows(message, self._inbox)
-        if message.zero_gradients:
-            self._batch_versions = []
-        self._batch_versions += np.unique(rows.versions[rows.versions >= 0]).tolist()
         version = self._ledger.policy_version()
+        if message.zero_gradients:
+            self._trained_versions, self._weightless_versions = set(), set()
+            self._gradients_at = version
+        elif version != self._gradients_at:
+            raise GateError(
+                f"A chunk of batch {message.batch} came at version {version}, but its first one at version "
+                f"{self._gradients_at}; all chunks of a batch must see the same weights."
+            )
+        self._note_versions(rows)
         metrics = self._trainee.forward_backward(
             rows,
             version=version,
@@ -133,6 +144,15 @@ class Learner:
             beat=lambda: self._row.beat(Activity.BUSY),
         )
         self._channel.send(GradientsDone(batch=message.batch, metrics=metrics, consumed=self._inbox.consumed))
+
+    def _note_versions(self, rows: TrainingRows) -> None:
+        """For the gate. Only under mask_span may a segment be too old, and then no token of it may have a place in
+        the loss.
+        """
+        generated = rows.versions >= 0
+        trained = generated & (rows.scales != 0) if self._stale_policy == "mask_span" else generated
+        self._trained_versions.update(np.unique(rows.versions[trained]).tolist())
+        self._weightless_versions.update(np.unique(rows.versions[generated & ~trained]).tolist())
 
     def _optim_step(self, message: OptimStep) -> None:
         self._pass_gate(message)
@@ -144,6 +164,8 @@ class Learner:
         num_bytes = self.publish(message.to_version, message.slot)
         metrics["train/publish_seconds"] = time.monotonic() - started
         metrics["publish_bytes"] = float(num_bytes)
+        # What the learner itself has seen, whatever the supervisor believes; the gate bounds it but for keep.
+        metrics["staleness/trained_age_max"] = float(message.from_version - min(self._trained_versions))
         self._channel.send(
             Published(version=message.to_version, slot=message.slot, metrics=metrics, consumed=self._inbox.consumed)
         )
@@ -166,11 +188,12 @@ class Learner:
         _, reservations = self._ledger.reservations(message.epoch)
         consumed = set(message.groups)
         why = refusal(
-            versions=self._batch_versions,
+            versions=sorted(self._trained_versions),
+            weightless=sorted(self._weightless_versions),
             left_behind=[(group, admitted) for group, admitted in reservations if group not in consumed],
             from_version=version,
             groups_per_update=self._groups_per_step,
-            max_staleness=self._max_staleness,
+            max_staleness=None if self._stale_policy == "keep" else self._max_staleness,
         )
         if why is not None:
             raise GateError(why)

@@ -1,17 +1,20 @@
 """Environments that the process tests import in real environment processes."""
 
 import asyncio
+import contextlib
 import os
 import time
 
 from pipeline.env import Env, TurnResult, tool
+from pipeline.errors import InfrastructureError
 from pipeline.tasks.guess import Guess
 
 
 class HeldGuess(Guess):
-    """`guess` whose rows may name files, in `directory`, that their first guess waits for (`waits_for`), and one that
-    each member makes at its end (`marks`, with `.<member>` behind it). The reward is 0 or 1 by member, so that every
-    batch has a gradient; with `fails` it raises.
+    """`guess` whose rows may name files, in `directory`, that their guesses wait for (`waits_for`), one that the first
+    guess of the group waits for, so that a single member is held (`held_once`), and one that each member makes at its
+    end (`marks`, with `.<member>` behind it). The reward is 0 or 1 by member, so that every batch has a gradient;
+    with `fails` it raises.
     """
 
     def __init__(self, directory: str) -> None:
@@ -20,6 +23,7 @@ class HeldGuess(Guess):
 
     def reset(self, row):
         self._waits_for = [os.path.join(self._directory, name) for name in row.get("waits_for", [])]
+        self._held_once = row.get("held_once")
         return super().reset(row)
 
     @tool
@@ -29,6 +33,11 @@ class HeldGuess(Guess):
         Args:
             number: the guess
         """
+        if self._held_once is not None:
+            held, self._held_once = os.path.join(self._directory, self._held_once), None
+            with contextlib.suppress(FileExistsError):  # another member is the one that is held
+                open(held + ".taken", "x").close()
+                self._waits_for.append(held)
         while not all(os.path.exists(path) for path in self._waits_for):
             await asyncio.sleep(0.01)
         return await super().guess(number)
@@ -130,3 +139,30 @@ class Babble(Env):
 
     def reward(self, traj, row):
         return row.get("reward", float(traj.member % 2))
+
+
+class RowRewards(Guess):
+    """`guess` whose reward is the row's own, by member: `rewards` (text is text, but for nan and inf). A row without
+    has 0 or 1 by member, so that every batch has a gradient. A row with `fails` raises in its first guess.
+    """
+
+    def reset(self, row):
+        self._fails = row.get("fails", False)
+        return super().reset(row)
+
+    @tool
+    async def guess(self, number: int) -> str:
+        """Guess.
+
+        Args:
+            number: the guess
+        """
+        if self._fails:
+            raise InfrastructureError("this row is broken")
+        return await super().guess(number)
+
+    def reward(self, traj, row):
+        if "rewards" not in row:
+            return float(traj.member % 2)
+        reward = row["rewards"][traj.member]
+        return float(reward) if reward in ("nan", "inf") else reward

@@ -36,13 +36,15 @@ def make_trainer(
         environment_timeout=timeout,
         **(sampling or {}),
     )
-    defaults = {"groups_per_step": 4, "group_size": 4, "max_staleness": 2, "optimizer": rl.Adam(lr=1e-3)}
-    defaults |= {"loss": rl.CISPO(normalize="token"), "completion": rl.GroupCompletion(mode="wait")}
-    return rl.AsyncTrainer(
-        engine=engine,
-        run_dir=str(run_dir),
-        **(defaults | options),
-    )
+    defaults = {
+        "groups_per_step": 4,
+        "group_size": 4,
+        "max_staleness": 2,
+        "optimizer": rl.Adam(lr=1e-3),
+        "loss": rl.CISPO(normalize="token"),
+        "completion": rl.GroupCompletion(mode="wait"),
+    }
+    return rl.AsyncTrainer(engine=engine, run_dir=str(run_dir), **(defaults | options))
 
 
 def published_weights(model: rl.Supervisor, version: int | None = None) -> np.ndarray:

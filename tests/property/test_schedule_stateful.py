@@ -47,15 +47,18 @@ class Oracle:
     admitted: list[int] = field(default_factory=list)  # version at admission, by group
     received: set[int] = field(default_factory=set)
     trained: dict[int, int] = field(default_factory=dict)  # group -> version it trained at
+    replaced: set[int] = field(default_factory=set)  # failed or filtered
 
     @property
     def owed(self) -> list[int]:
-        return [group for group in range(len(self.admitted)) if group not in self.trained]
+        return [
+            group for group in range(len(self.admitted)) if group not in self.trained and group not in self.replaced
+        ]
 
     @property
     def total(self) -> int:
         wanted = self.rules.steps * self.rules.groups_per_step
-        return wanted if self.rules.repeat_dataset else min(wanted, self.rules.num_rows)
+        return wanted if self.rules.repeat_dataset else min(wanted, self.rules.num_rows - len(self.replaced))
 
     @property
     def most_admitted(self) -> int:
@@ -118,7 +121,18 @@ class BoundedSchedule(RuleBasedStateMachine):
             assert admission.row == admission.group % oracle.rules.num_rows
             assert admission.version == oracle.version
             oracle.admitted.append(admission.version)
-        assert len(oracle.admitted) == oracle.most_admitted
+        assert len(oracle.admitted) - len(oracle.replaced) == oracle.most_admitted
+
+    def replace_one(self, group: int) -> None:
+        oracle = self.oracle
+        oracle.replaced.add(group)
+        admission = self.scheduler.replace(group)
+        if admission is None:
+            assert not oracle.rules.repeat_dataset and len(oracle.admitted) == oracle.rules.num_rows
+            return
+        assert (admission.group, admission.version) == (len(oracle.admitted), oracle.version)
+        assert admission.row == admission.group % oracle.rules.num_rows
+        oracle.admitted.append(admission.version)
 
     @property
     def outstanding(self) -> list[int]:
@@ -145,10 +159,22 @@ class BoundedSchedule(RuleBasedStateMachine):
     def receive(self, data) -> None:
         self.receive_one(data.draw(st.sampled_from(self.outstanding)))
 
+    @precondition(lambda self: self.outstanding)
+    @rule(data=st.data())
+    def replace(self, data) -> None:
+        self.replace_one(data.draw(st.sampled_from(self.outstanding)))
+
     @precondition(lambda self: not self.scheduler.finished and isinstance(self.scheduler.select(), Batch))
-    @rule(updated=st.sampled_from([True, True, True, False]))
-    def train(self, updated: bool) -> None:
-        self.train_one(self.scheduler.select(), updated)
+    @rule(updated=st.sampled_from([True, True, True, False]), data=st.data())
+    def train(self, updated: bool, data) -> None:
+        """Groups may be replaced between the choice of the batch and its end, and no reservation is missed by it."""
+        batch, oracle = self.scheduler.select(), self.oracle
+        for group in data.draw(
+            st.lists(st.sampled_from(self.outstanding), unique=True) if self.outstanding else st.just([])
+        ):
+            self.replace_one(group)
+            assert oracle.may_train(batch.groups)
+        self.train_one(batch, updated)
 
     @precondition(lambda self: self.scheduler.finished)
     @rule()
@@ -199,7 +225,9 @@ class BoundedSchedule(RuleBasedStateMachine):
             else:
                 self.receive_one(self.outstanding[-1])
             self.every_owed_group_can_still_train()
-        assert sorted(self.oracle.trained) == list(range(self.oracle.total))
+        everyone = set(range(len(self.oracle.admitted)))
+        assert set(self.oracle.trained) == everyone - self.oracle.replaced
+        assert len(self.oracle.trained) == self.oracle.total
 
 
 class UnboundedSchedule(RuleBasedStateMachine):
@@ -219,11 +247,21 @@ class UnboundedSchedule(RuleBasedStateMachine):
         self.running: dict[int, list[int]] = {}  # group -> members not received
         self.arrived: list[tuple[int, tuple[int, ...]]] = []  # results not trained
         self.trained: list[tuple[int, int]] = []
+        self.replaced: set[int] = set()
         self.admit()
 
     def admit(self) -> None:
         for admission in self.scheduler.admit():
             self.running[admission.group] = list(range(self.rules.group_size))
+
+    @precondition(lambda self: self.running and not self.rules.carry_over)
+    @rule(data=st.data())
+    def replace(self, data) -> None:
+        group = data.draw(st.sampled_from(sorted(self.running)))
+        del self.running[group]
+        admission = self.scheduler.replace(group)
+        self.running[admission.group] = list(range(self.rules.group_size))
+        self.replaced.add(group)
 
     def receive_some(self, group: int, count: int) -> None:
         members = self.running[group]
@@ -285,8 +323,9 @@ class UnboundedSchedule(RuleBasedStateMachine):
                 self.train(updated=True)
             else:
                 self.receive_some(max(self.running), 1 if self.rules.carry_over else self.rules.group_size)
-        everyone = [(g, m) for g in range(self.rules.total) for m in range(self.rules.group_size)]
-        assert sorted(self.trained) == everyone
+        kept = [g for g in range(self.scheduler.admitted) if g not in self.replaced]
+        assert len(kept) == self.rules.total
+        assert sorted(self.trained) == [(g, m) for g in kept for m in range(self.rules.group_size)]
 
 
 TestBoundedSchedule = BoundedSchedule.TestCase

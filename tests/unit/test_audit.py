@@ -239,6 +239,27 @@ def test_more_admitted_than_allowed_is_found():
     assert any("5 groups are admitted, 4 are allowed after 0 batches" in text for text in log.findings())
 
 
+@pytest.mark.parametrize("given_up", [True, False])
+def test_while_a_batch_trains_a_group_is_admitted_only_in_the_place_of_another(given_up):
+    log = Log(steps=9)
+    for group in range(4):
+        log.admit(group, 0)
+    for group in range(3):
+        log.rollout(group, 0)
+    log.train(1, 0, [0, 1], [0])
+    update = [log.events.pop(), log.events.pop()]
+    if given_up:
+        log("filtered", group=2, cause="zero_variance", tokens=9)
+    log.admit(4, 0)
+    log.events += reversed(update)
+    log.end(status="stopped", steps=1, admitted=5, consumed=2, filtered=int(given_up), outstanding=3 - given_up)
+    for t, event in enumerate(log.events):
+        event["t"] = t
+    findings = log.findings()
+    assert (findings == []) == given_up, findings
+    assert given_up or "5 groups are admitted, 4 are allowed after 0 batches" in findings[0]
+
+
 def test_masked_spans_may_be_older_only_if_masked():
     for masked, broken in ((4, False), (3, True)):
         log = Log(max_staleness=0, stale_policy="mask_span", steps=2)

@@ -27,14 +27,7 @@ def config(engine=None, **options):
 @pytest.mark.parametrize(
     ("name", "make"),
     [
-        ("stale_policy", lambda: config(stale_policy="keep", allow_unbounded_staleness=True)),
-        ("stale_policy", lambda: config(stale_policy="mask_span", allow_trajectory_loss=True)),
         ("Schedule.priority", lambda: config({"schedule": Schedule(priority="predicted_length")})),
-        (
-            "forward_backward_batch",
-            lambda: config(max_staleness=0, forward_backward_batch=ForwardBackwardBatch()),
-        ),
-        ("on_failure", lambda: config(on_failure="replace")),
         ("Budget.tool_output_tokens", lambda: config({"budget": Budget(tool_output_tokens=9)})),
     ],
 )
@@ -46,6 +39,10 @@ def test_setting_that_is_not_built_is_refused(name, make):
 def test_what_is_built_passes():
     refuse_unbuilt(config())
     refuse_unbuilt(config({"sampling_policy": "segment", "kv_cache": KVCache(max_staleness=1)}))
+    refuse_unbuilt(config(stale_policy="keep", allow_unbounded_staleness=True))
+    refuse_unbuilt(config(stale_policy="mask_span", allow_trajectory_loss=True))
+    refuse_unbuilt(config(max_staleness=0, forward_backward_batch=ForwardBackwardBatch()))
+    refuse_unbuilt(config(on_failure="replace", zero_variance="replace"))
     refuse_unbuilt(config(max_staleness=0, truncation=Truncation(train="reward"), batch_order="admission"))
 
 

@@ -1,0 +1,128 @@
+"""What goes into the rollouts and what comes out: groups are admitted, kept, or given up and replaced.
+
+A group is given up when a trajectory of it fails (`on_failure="replace"`) or when its rewards are all equal
+(`zero_variance="replace"`). Its reservation goes back and the next group is admitted in its place, at once, whatever
+the trainer is doing: `schedule.py` says why the bound holds all the same.
+"""
+
+import asyncio
+from collections import Counter
+
+from pipeline.active_run import ActiveRun
+from pipeline.advantages import all_equal
+from pipeline.errors import RunError
+from pipeline.rollouts import Rollouts
+from pipeline.running_group import GroupFailed
+from pipeline.schedule import Admission, Scheduler
+from pipeline.trainer_config import TrainerConfig
+from pipeline.trajectory import Group
+from pipeline.truncation import baseline_reward
+
+# So many groups given up one after another, with none kept between them, end the run: this many, or batches' worth.
+MAX_GIVEN_UP = 256
+MAX_GIVEN_UP_BATCHES = 8
+
+
+class DataUsedUp:
+    """Comes out of `Intake.get` when a group was given up and no row is left to replace it: batches get shorter."""
+
+
+class Intake:
+    """Between the schedule and the rollouts of one run."""
+
+    def __init__(self, config: TrainerConfig, run: ActiveRun, scheduler: Scheduler, rollouts: Rollouts) -> None:
+        self.given_up: Counter[str] = Counter()  # groups that are "failed" and "filtered", over the run
+        self._config = config
+        self._run = run
+        self._scheduler = scheduler
+        self._rollouts = rollouts
+        self._results: asyncio.Queue[Group | DataUsedUp | BaseException] = rollouts.completed
+        self._in_a_row = 0  # given up since a group was kept
+        self._limit = max(MAX_GIVEN_UP, MAX_GIVEN_UP_BATCHES * config.groups_per_step)
+        self._closed = False
+        self._epoch = 0
+        rollouts.deliver = self._deliver
+
+    @property
+    def epoch(self) -> int:
+        """Of the newest reservations in the ledger."""
+        return self._epoch
+
+    @property
+    def empty(self) -> bool:
+        return self._results.empty()
+
+    @property
+    def depth(self) -> int:
+        """Finished groups that nobody has pulled yet."""
+        return self._results.qsize()
+
+    def admit(self) -> None:
+        """The round of admission that starts a batch."""
+        self._start(self._scheduler.admit())
+
+    def write_reservations(self) -> None:
+        """Tell the ledger, where the learner's gate reads them."""
+        self._epoch = self._run.write_reservations(self._scheduler.reservations())
+
+    def get_nowait(self) -> Group | DataUsedUp | BaseException:
+        """The next result; there must be one."""
+        return self._results.get_nowait()
+
+    async def get(self, timeout: float) -> Group | DataUsedUp | BaseException:
+        """The next result, in order of completion. Raises TimeoutError after `timeout` seconds."""
+        if not self._results.empty():
+            return self.get_nowait()
+        async with asyncio.timeout(timeout):
+            return await self._results.get()
+
+    def close(self, error: BaseException) -> None:
+        """Nobody is let in any more; whoever pulls gets `error` after what is finished."""
+        self._closed = True
+        self._rollouts.interrupt(error)
+
+    def _start(self, admissions: list[Admission]) -> None:
+        self.write_reservations()
+        for admission in admissions:
+            self._run.events.log("admitted", group=admission.group, row=admission.row, version=admission.version)
+        self._rollouts.start(admissions)
+
+    def _deliver(self, result: Group | GroupFailed) -> None:
+        """Called by the rollouts whenever a group has ended."""
+        if isinstance(result, GroupFailed):
+            self._give_up("failed", result.group, result.cause, result.tokens)
+        elif self._config.zero_variance == "replace" and self._is_zero_variance(result):
+            tokens = sum(one.generated_tokens for one in result.trajectories)
+            self._give_up("filtered", result.group, "zero_variance", tokens)
+        else:
+            self._in_a_row = 0
+            self._results.put_nowait(result)
+
+    def _is_zero_variance(self, group: Group) -> bool:
+        """No reward differs from the group's own baseline. One with too few rewards for a baseline of its own is
+        measured against its batch, so it may well have a gradient; one without any never has.
+        """
+        policy = self._config.truncation.policy
+        rewards = [baseline_reward(policy(one.truncated), one.reward) for one in group.trajectories]
+        num_usable = sum(reward is not None for reward in rewards)
+        return (num_usable == 0 or num_usable >= self._config.completion.min_members) and all_equal(rewards)
+
+    def _give_up(self, event: str, group: int, cause: str, tokens: int) -> None:
+        if self._closed:  # the run is ending: nothing is decided about this group any more
+            return
+        self._run.events.log(event, group=group, cause=cause, tokens=tokens)
+        self.given_up[event] += 1
+        self._in_a_row += 1
+        admission = self._scheduler.replace(group)
+        self._start([] if admission is None else [admission])
+        if self._in_a_row >= self._limit:
+            failed, filtered = self.given_up["failed"], self.given_up["filtered"]
+            self.close(
+                RunError(
+                    f"{self._in_a_row} groups in a row were given up and none was kept ({failed} failed and {filtered} "
+                    f"had equal rewards so far), so nothing can be trained; look at the task's rewards. The last: "
+                    f"group {group}: {cause}"
+                )
+            )
+        elif admission is None:
+            self._results.put_nowait(DataUsedUp())

@@ -1,0 +1,67 @@
+"""What a step reports beside what the batch and the learner say of themselves: schedule, waits, sampling, sums."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from pipeline.active_run import ActiveRun
+from pipeline.intake import Intake
+from pipeline.received import Received
+from pipeline.sampling_counters import SamplingCounters
+from pipeline.schedule import Scheduler
+from pipeline.trajectory import Group
+from pipeline.waits import Waits
+
+
+class StepMetrics:
+    """Differences since the previous step are taken here."""
+
+    def __init__(
+        self,
+        run: ActiveRun,
+        scheduler: Scheduler,
+        intake: Intake,
+        received: Received,
+        waits: Waits,
+        counters: SamplingCounters,
+    ) -> None:
+        self._run = run
+        self._scheduler = scheduler
+        self._intake = intake
+        self._received = received
+        self._waits = waits
+        self._counters = counters
+        self._restarts_told = 0
+        self._given_up_told: Counter[str] = Counter()
+
+    def take(self, groups: Sequence[Group]) -> dict[str, float]:
+        """After a batch of `groups`; the next call counts from here."""
+        waits = self._waits
+        restarts, self._restarts_told = self._run.num_restarts - self._restarts_told, self._run.num_restarts
+        given_up = self._intake.given_up - self._given_up_told
+        self._given_up_told = self._intake.given_up.copy()
+        return {
+            "staleness/wait_seconds": waits.bound_seconds,
+            "staleness/wait_count": waits.bound_count,
+            "staleness/reserved_groups": self._scheduler.reserved_groups,
+            **{f"staleness/wait_seconds/{cause}": seconds for cause, seconds in waits.by_cause.items()},
+            "staleness/slot_wait_seconds": waits.slot_seconds,
+            "groups/failed": given_up["failed"],
+            "groups/filtered": given_up["filtered"],
+            "groups/deadline_frac": sum(group.closed_by_deadline for group in groups) / len(groups),
+            "groups/mean_wait_seconds": sum(group.seconds for group in groups) / len(groups),
+            "throughput/queue_depth": self._intake.depth + len(self._received),
+            "recovery/retries": 0,
+            "recovery/restarts": restarts,
+            **self._counters.take(),
+        }
+
+
+def timing(metrics: dict[str, float], batch_seconds: float, seconds: float) -> dict[str, float]:
+    """batch_seconds: from admission; seconds: from the batch's selection (with overlap: from admission, too)."""
+    busy = [metrics.get(f"train/{part}_seconds", 0.0) for part in ("forward", "backward", "optimizer", "publish")]
+    return {
+        "train/batch_seconds": batch_seconds,
+        "train/seconds": seconds,
+        "train/tokens_per_second": metrics["train/tokens"] / max(batch_seconds, 1e-9),
+        "time/learner_busy_seconds": sum(busy),
+    }

@@ -1,0 +1,119 @@
+"""One batch's way through the learner: its rows, whole or in chunks, then the gated step into a free slot."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.active_run import ActiveRun
+from pipeline.overlap import MAX_PENDING
+from pipeline.rows import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Predictions of a chunk that the learner's means speak for."""
+
+    generated: int
+    trained: int  # that have a place in the loss
+    with_advantage: int
+
+    @classmethod
+    def of(cls, rows: Rows) -> "Counts":
+        return cls(*(int(np.count_nonzero(part)) for part in (rows.versions >= 0, rows.scales, rows.weights)))
+
+    def behind(self, metric: str) -> int:
+        """How many predictions the mean `metric` was taken over."""
+        if metric in ("train/kl", "train/entropy"):
+            return self.trained
+        return self.with_advantage if metric.startswith("importance/capped_") else self.generated
+
+
+class Updates:
+    """`submit` once or for each chunk, then `step`; `begin` starts the next batch."""
+
+    def __init__(self, run: ActiveRun, clock: Callable[[], float]) -> None:
+        self._run = run
+        self._clock = clock
+        self.begin()
+
+    def begin(self) -> None:
+        self._chunks: list[tuple[asyncio.Future[dict[str, float]], Counts]] = []
+        self._pending: deque[asyncio.Future] = deque()
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of this batch that the learner was sent."""
+        return len(self._chunks)
+
+    async def submit(self, batch: int, rows: Rows) -> None:
+        """Send rows, the first ones with the word to zero the gradients. Waits while MAX_PENDING are unanswered.
+
+        A chunk that fails ends the learner, and with it the run: no update follows.
+        """
+        while self._pending and (len(self._pending) >= MAX_PENDING or self._pending[0].done()):
+            await self._pending.popleft()
+        lengths, tokens, weights, scales, behaviour_logprobs, versions = rows.payload()
+        future = await self._run.learner.forward_backward(
+            batch,
+            lengths=lengths,
+            tokens=tokens,
+            weights=weights,
+            scales=scales,
+            behaviour_logprobs=behaviour_logprobs,
+            versions=versions,
+            zero_gradients=not self._chunks,
+        )
+        self._chunks.append((future, Counts.of(rows)))
+        self._pending.append(future)
+
+    async def step(
+        self, batch: int, *, slot: int, groups: Sequence[int], epoch: int, lr: float, gradient_scale: float
+    ) -> dict[str, float]:
+        """The gate, the step, the new weights in their slot. Returns the learner's metrics."""
+        run, version = self._run, self._run.version
+        # The step follows at once: the learner works in order, and needs no word from here in between.
+        began = self._clock()
+        published = await run.learner.optim_step(
+            batch,
+            from_version=version,
+            slot=slot,
+            groups=groups,
+            epoch=epoch,
+            lr=lr,
+            gradient_scale=gradient_scale,
+        )
+        metrics = merge_chunks([(await future, counts) for future, counts in self._chunks], gradient_scale)
+        metrics |= published.metrics
+        num_bytes = int(metrics.pop("publish_bytes"))
+        run.events.log(
+            "optim", step=batch, **{"from": version, "to": published.version}, seconds=round(self._clock() - began, 6)
+        )
+        run.publish(published)
+        seconds = metrics["train/publish_seconds"]
+        run.events.log(
+            "published", version=published.version, slot=published.slot, bytes=num_bytes, seconds=round(seconds, 6)
+        )
+        return metrics
+
+
+def merge_chunks(chunks: Sequence[tuple[dict[str, float], Counts]], gradient_scale: float) -> dict[str, float]:
+    """The learner's metrics of a batch from those of its chunks.
+
+    Losses, tokens and seconds add up, the loss times the factor that the chunks' weights leave out; of each maximum the
+    largest counts; everything else is a mean, weighted by the predictions behind it.
+    """
+    merged: dict[str, float] = {}
+    for name in dict.fromkeys(name for metrics, _ in chunks for name in metrics):
+        values = [(metrics[name], counts.behind(name)) for metrics, counts in chunks if name in metrics]
+        if name == "train/loss":
+            merged[name] = gradient_scale * sum(value for value, _ in values)
+        elif name == "train/tokens" or name.endswith("_seconds"):
+            merged[name] = sum(value for value, _ in values)
+        elif "max" in name.rpartition("/")[2].split("_"):
+            merged[name] = max(value for value, _ in values)
+        else:
+            merged[name] = sum(value * count for value, count in values) / max(1, sum(count for _, count in values))
+    return merged
