@@ -79,6 +79,8 @@ def _run(options: list[str]) -> int:
     if {"--help", "-h"} & set(options):
         print(help_text())
         return 0
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # where modules lie that options name
     return _launch(parse(options))
 
 

@@ -4,6 +4,7 @@ Each is averaged as its `normalize` says; ratio is the learner's over the behavi
 """
 
 import ast
+import os
 import sys
 from dataclasses import dataclass, field, fields
 from importlib.machinery import PathFinder
@@ -133,7 +134,7 @@ def loss_record(loss: Loss) -> dict[str, Any]:
     """What the learner is told: the loss's name and own options. The normalisation is in the weights."""
     own = {f.name: getattr(loss, f.name) for f in fields(loss) if f.name != "normalize"}
     if isinstance(loss, CustomLoss):
-        own["sys_path"] = [entry for entry in sys.path if entry]
+        own["sys_path"] = [os.path.abspath(entry) for entry in sys.path]  # "" is the current directory
     return {"name": type(loss).__name__} | own
 
 

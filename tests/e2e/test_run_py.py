@@ -156,6 +156,21 @@ def test_two_runs_at_once_each_leave_a_whole_run_and_nothing_else(start, tempora
         assert f"files: {run.run_dir}" in lines
 
 
+def test_loss_of_the_users_own_lies_in_the_current_directory(start, temporary, tmp_path):
+    """With every term of the loss, in bfloat16; and its name is checked before any process starts."""
+    (tmp_path / "my_losses.py").write_text("def simple(p, q, a, mask, ages):\n    return -a * p\n")
+    options = ["--loss", "custom", "--loss-function", "my_losses:simple", "--normalize", "sequence"]
+    options += ["--kl-coefficient", "0.1", "--entropy-coefficient", "0.01", "--advantage", "batch_std"]
+    run = start("run", "--steps", "2", "--dtype", "bfloat16", *options)
+    assert_ended(run, 0, "completed", temporary)
+    for line in run.lines("metrics.jsonl"):
+        assert {"train/kl", "train/entropy", "importance/ratio_mean"} <= line.keys() and line["train/updated"] == 1
+    refused = start("refused", "--loss", "custom", "--loss-function", "my_losses:simpler")
+    assert refused.wait() == 2 and "my_losses.py defines no simpler" in refused.stderr
+    assert refused.stderr.startswith("headway: --loss-function is 'my_losses:simpler'")
+    assert not refused.run_dir.exists()
+
+
 def test_ctrl_c_ends_the_run_after_the_update_that_has_begun(start, temporary):
     run = start("run", *LONG)
     run.wait_for_steps(2)

@@ -189,3 +189,13 @@ def test_guide_names_every_loss_and_advantage():
     page = (ROOT / "docs" / "losses.md").read_text(encoding="utf-8")
     assert all(f"`{cls.__name__}" in page for cls in LOSSES)
     assert all(name in page for name in ADVANTAGES)
+
+
+def test_learner_looks_for_a_loss_where_an_interactive_session_does(tmp_path, monkeypatch):
+    """There the current directory is an empty entry of sys.path, and the learner's has none."""
+    (tmp_path / "losses_here.py").write_text("def f(p, q, a, m, s):\n    return -p * a\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(rl.ConfigError, match="no module losses_here"):
+        rl.CustomLoss("losses_here:f", normalize="sum")
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    assert str(tmp_path) in loss_record(rl.CustomLoss("losses_here:f", normalize="sum"))["sys_path"]
