@@ -19,6 +19,11 @@ PAGE = (ROOT / "docs" / "async.md").read_text(encoding="utf-8")
 TEST_STEPS = 4  # async runs have reached their largest age by then
 # What a run of each part of the page trains with, by its config.json.
 SHOWN = [
+    (lambda config: config["stale_policy"], "mask_span"),
+    (
+        lambda config: config["forward_backward_batch"],
+        {"class": "ForwardBackwardBatch", "min_sequences": 16, "min_tokens": 65_536},
+    ),
     (lambda config: config["engine"]["kv_cache"]["max_staleness"], 1),
     (lambda config: config["engine"]["kv_cache"]["on_limit"], "refill"),
     (lambda config: config["completion"]["mode"], "deadline"),
