@@ -138,7 +138,8 @@ class ActiveRun:
         return detail
 
     async def _start_environment(self, handle: WorkerHandle) -> None:
-        await self._start(handle, self._env.start_config(self.spec.environment_timeout), self.fail)
+        config = self._env.start_config(self.spec.environment_timeout, self.spec.max_tool_chars)
+        await self._start(handle, config, self.fail)
 
     def _open_environments(self) -> EnvironmentClient:
         if not self._environment_handles:
@@ -146,6 +147,7 @@ class ActiveRun:
                 self._env.env_class,
                 self._env.arguments,
                 self.spec.environment_timeout,
+                self.spec.max_tool_chars,
                 os.path.join(self._log_dir, "environment-thread.log"),
             )
             client = EnvironmentClient([self._thread.send], self._broke)

@@ -74,7 +74,7 @@ class Budget:
     max_context_tokens: int = option(131_072, "tokens of one trajectory: prompt, generated and framing together")
     segment_tokens: int = option(4_096, "most tokens of one sampling request")
     final_answer_reserve: int = option(0, "tokens kept back for a last answer; 0: no wrap-up request")
-    tool_output_tokens: int = option(4_096, "tokens of one tool result (results aren't cut yet)")
+    tool_output_tokens: int = option(4_096, "tokens of one tool result; what is longer is cut there, and marked")
     max_turn_tokens: int | None = option(None, "tokens generated in one turn; none: no limit")
 
     def __post_init__(self) -> None:

@@ -101,6 +101,7 @@ class TrajectoryView:
         "group",
         "in_turn",
         "loss_mask_end",
+        "max_tool_chars",
         "member",
         "messages",
         "rewritten",
@@ -114,6 +115,7 @@ class TrajectoryView:
         self.member = member
         self.messages = messages  # all so far, the model's turns among them
         self.loss_mask_end: int | None = None
+        self.max_tool_chars: int | None = None  # what is longer in a tool's result is cut
         self.in_turn = False  # on_turn runs
         self.rewritten = False  # in this turn
         self.turns: list[Turn] = []
@@ -204,7 +206,13 @@ class Env:
             texts = [await run_tool_call(self, traj, calls[0])]
         else:
             texts = await gather_all(*(run_tool_call(self, traj, call) for call in calls))
-        return [{"role": "tool", "name": call.name, "content": text} for call, text in zip(calls, texts, strict=True)]
+        return [_tool_message(call.name, text, traj.max_tool_chars) for call, text in zip(calls, texts, strict=True)]
+
+
+def _tool_message(name: str, text: str, max_chars: int | None) -> Message:
+    if max_chars is None or len(text) <= max_chars:
+        return {"role": "tool", "name": name, "content": text}
+    return {"role": "tool", "name": name, "content": text[:max_chars], "cut": True}
 
 
 def as_messages(value: Any, source: str) -> list[Message]:

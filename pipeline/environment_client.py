@@ -39,10 +39,10 @@ class EnvironmentHandle:
         future = self._client.send(self._host, self._group, self._member, call, argument)
         self._pending = (call, future)
         reply = await future
-        if self._truncation is not None and reply.error is not None:
+        if self._truncation is not None and "reward" not in reply.result:
             self._pending = ("truncate", self._truncation)
             truncated = await self._truncation
-            if truncated.error is not None:  # whichever of the two says why
+            if truncated.error is not None and reply.error is not None:  # whichever of the two says why
                 truncated = truncated._replace(error=f"{reply.error}; {truncated.error}")
             reply = truncated
         self._pending = None

@@ -79,11 +79,21 @@ class _Running:
 class EnvironmentHost:
     """The trajectories of one event loop, each with its own environment from `make_env`.
 
-    `name` is the environment class's, for messages; `timeout` is the seconds that one call may take.
+    `name` is the environment class's, for messages; `timeout` is the seconds that one call may take; a tool's result
+    is cut at `max_tool_chars` (the trajectory's loop then cuts it at its tokens), so that no process swallows more.
     """
 
-    def __init__(self, make_env: Callable[[], Env], *, timeout: float, name: str, grace: float = GRACE_SECONDS) -> None:
+    def __init__(
+        self,
+        make_env: Callable[[], Env],
+        *,
+        timeout: float,
+        name: str,
+        grace: float = GRACE_SECONDS,
+        max_tool_chars: int | None = None,
+    ) -> None:
         self._make_env = make_env
+        self._max_tool_chars = max_tool_chars
         self._timeout = timeout
         self._grace = grace
         self._name = name
@@ -175,6 +185,7 @@ class EnvironmentHost:
         schemas = [spec.schema for spec, _ in tools_of(env).values()]
         wrap_up = as_messages(env.wrap_up, f"{self._name}.wrap_up")
         episode.view = TrajectoryView(call.group, call.member, list(messages))
+        episode.view.max_tool_chars = self._max_tool_chars
         episode.running = None
         return {"messages": messages, "tools": schemas, "wrap_up": wrap_up}, []
 

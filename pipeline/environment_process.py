@@ -2,8 +2,8 @@
 
 The story of `serve`: import the environment class that the start message names, say ready, then answer `Environments`
 messages until `Stop`, or until the next run's `Start`. `Start.config` holds `sys_path` (directories of the user's
-modules), `environment` (`"module:QualName"`), `arguments` (keyword arguments of the class) and `environment_timeout`
-(seconds per call). No torch is loaded here.
+modules), `environment` (`"module:QualName"`), `arguments` (keyword arguments of the class), `environment_timeout`
+(seconds per call) and `max_tool_chars` (where a tool's result is cut). No torch is loaded here.
 """
 
 import asyncio
@@ -118,6 +118,7 @@ def serve(link: Link, config: dict[str, Any]) -> dict[str, Any] | None:
     host = EnvironmentHost(
         functools.partial(env_class, **config["arguments"]),
         timeout=config["environment_timeout"],
+        max_tool_chars=config["max_tool_chars"],
         name=env_class.__qualname__,
     )
     link.send(Ready(detail={}))

@@ -35,13 +35,14 @@ class EnvSource:
             self.env_class = env
             self.path = _import_path(env)
 
-    def start_config(self, timeout: float) -> dict[str, Any]:
+    def start_config(self, timeout: float, max_tool_chars: int | None) -> dict[str, Any]:
         """What an environment process is told."""
         return {
             "sys_path": [path for path in sys.path if path],
             "environment": self.path,
             "arguments": self.arguments,
             "environment_timeout": timeout,
+            "max_tool_chars": max_tool_chars,
         }
 
 

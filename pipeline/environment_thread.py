@@ -20,10 +20,13 @@ CLOSE_SECONDS = 10.0
 class EnvironmentThread:
     """One host on a loop of its own; replies are handed to `receive` in the run's loop, batched per tick."""
 
-    def __init__(self, env_class: type[Env], arguments: dict, timeout: float, log_path: str) -> None:
+    def __init__(
+        self, env_class: type[Env], arguments: dict, timeout: float, max_tool_chars: int | None, log_path: str
+    ) -> None:
         self._env_class = env_class
         self._arguments = arguments
         self._timeout = timeout
+        self._max_tool_chars = max_tool_chars
         self._loop = asyncio.new_event_loop()
         self._replies: list[EnvironmentReply] = []
         self._host: EnvironmentHost | None = None
@@ -54,7 +57,9 @@ class EnvironmentThread:
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
         make_env = functools.partial(self._env_class, **self._arguments)
-        self._host = EnvironmentHost(make_env, timeout=self._timeout, name=self._env_class.__qualname__)
+        self._host = EnvironmentHost(
+            make_env, timeout=self._timeout, name=self._env_class.__qualname__, max_tool_chars=self._max_tool_chars
+        )
         self._loop.run_forever()
         self._loop.run_until_complete(self._host.close())
         self._loop.run_until_complete(self._loop.shutdown_default_executor())

@@ -9,6 +9,7 @@ from pipeline.supervisor import Supervisor
 from pipeline.trainer_config import TrainerConfig
 
 MAX_BATCH_TOKENS = 4096  # tokens of one forward pass of a sampler; longer prefills go in chunks
+MAX_CHARS_PER_TOKEN = 256  # no token of a common vocabulary is longer: a text cut there still has too many tokens
 MICRO_BATCH_TOKENS = 8192  # padded tokens that go through the learner at once
 
 
@@ -20,6 +21,11 @@ def make_spec(model: Supervisor, config: TrainerConfig, *, evaluates: bool = Fal
     most_at_once = engine.schedule.concurrency + (evaluation_concurrency(engine.schedule) if evaluates else 0)
     kv_tokens = model.kv_tokens(most_at_once, min(budget.max_context_tokens, positions))
     context = _context_tokens(budget, positions, kv_tokens)
+    if budget.final_answer_reserve >= context:
+        raise ConfigError(
+            f"Budget.final_answer_reserve is {budget.final_answer_reserve}, but a trajectory has only {context} tokens "
+            "here; the reserve is a part of them: lower it."
+        )
     learner_device, sampler_devices = model.devices()
     learner_threads, sampler_threads = model.threads()
     optimizer = config.optimizer
@@ -58,6 +64,7 @@ def make_spec(model: Supervisor, config: TrainerConfig, *, evaluates: bool = Fal
         learner_device=learner_device,
         sampler_devices=sampler_devices,
         environment_timeout=engine.environment_timeout,
+        max_tool_chars=budget.tool_output_tokens * MAX_CHARS_PER_TOKEN,
         check_weights=model.check_weights,
     )
 

@@ -30,7 +30,6 @@ from pipeline.run_config import COMMON, LOSSES_BY_NAME, MODES, RunConfig, advant
 from pipeline.run_directory import check_run_dir
 from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig, TrainerConfig
-from pipeline.unsupported import refuse_unbuilt
 from shm.errors import HeadwayError
 from workers.devices import resolve_devices
 
@@ -206,7 +205,6 @@ def parse(arguments: Sequence[str]) -> RunConfig:
     _check_evaluation(values, given)
     try:
         config = build(defaults | values)
-        refuse_unbuilt(config.trainer)
     except HeadwayError as error:
         raise ConfigError(as_written(str(error), given)) from error
     if config.run_dir is not None:

@@ -15,6 +15,7 @@ from pipeline.errors import ConfigError
 
 START = "<start>"  # opens a conversation that has no other markup
 END = "<end>"  # ends each turn of the model
+CUT = "<cut>"  # stands for the rest of a tool's result that was too long
 MODEL = "<model>"  # from here on the model writes
 
 # A rendered piece is remembered; when there are too many different ones, all are forgotten and made again.
@@ -47,6 +48,20 @@ class ChatFormat(Protocol):
     def parse_turn(self, turn_ids: Sequence[int]) -> ParsedTurn:
         """The text (without the stop token) and the tool calls of a turn."""
 
+    def cut(self, text: str, max_tokens: int, already: bool) -> str:
+        """A tool's result of at most `max_tokens` tokens, with a visible marker behind it if it was cut, here or
+        `already`.
+        """
+
+
+def cut_text(tokenizer: Tokenizer, text: str, max_tokens: int) -> str:
+    """As much of the start of `text` as has at most `max_tokens` tokens, in whole characters."""
+    encoding = tokenizer.encode(text, add_special_tokens=False)
+    if len(encoding.ids) <= max_tokens:
+        return text
+    end, next_start = encoding.offsets[max_tokens - 1][1], encoding.offsets[max_tokens][0]
+    return text[: min(end, next_start)]  # tokens that share a character overlap: none of it stays
+
 
 def no_calls(words: list[str]) -> list[dict[str, Any]]:
     """For tasks without tools: the environment reads the turn's text."""
@@ -64,7 +79,7 @@ class TinyChat:
     """
 
     MARKERS = {"system": "<system>", "user": "<user>", "tool": "<tool>", "assistant": MODEL}
-    SPECIAL: tuple[str, ...] = (END, *MARKERS.values())  # the words that no message may hold
+    SPECIAL: tuple[str, ...] = (END, *MARKERS.values(), CUT)  # the words that no message may hold
 
     def __init__(self, words: Sequence[str], find_calls: FindCalls = no_calls) -> None:
         vocabulary = [*self.SPECIAL, *words]
@@ -118,6 +133,14 @@ class TinyChat:
             parsed = self._turns[key] = ParsedTurn(" ".join(words), self._find_calls(words))
         return parsed
 
+    def cut(self, text: str, max_tokens: int, already: bool) -> str:
+        self._check_words(text)
+        kept = cut_text(self._tokenizer, text, max_tokens)
+        return f"{kept} {self._cut_word()}" if already or len(kept) < len(text) else text
+
+    def _cut_word(self) -> str:
+        return CUT
+
     def decode(self, ids: Sequence[int]) -> str:
         """The words of any ids, markers included."""
         return " ".join(self._words[index] for index in ids)
@@ -136,27 +159,38 @@ class TinyChat:
         return (*ids, self._ids[END]) if role == "assistant" else ids
 
     def _encode(self, text: str) -> list[int]:
+        self._check_words(text)
+        return self._tokenizer.encode(text).ids
+
+    def _check_words(self, text: str) -> None:
         for word in text.split():
             if word not in self._ids:
                 raise ConfigError(
                     f"The word {word!r} is not among the {len(self._words)} words of the tiny model's vocabulary. "
                     "Messages for it may hold only these. Add the word to the task's vocabulary."
                 )
-        return self._tokenizer.encode(text).ids
 
 
 class TerseChat(TinyChat):
     """A tiny format without markup: a turn ends with one of `stop_words`, and answers follow bare.
 
     For worlds in which every word has one speaker. A model that starts from random weights must find out by trial what
-    each id is for; the fewer ids stand between an answer and the next word, the sooner it does.
+    each id is for; the fewer ids stand between an answer and the next word, the sooner it does. `cut_word`, one of
+    `words`, stands for the rest of a tool's result that was too long; without it such a result is an error.
     """
 
     SPECIAL = (START,)
 
-    def __init__(self, words: Sequence[str], stop_words: Sequence[str], find_calls: FindCalls = no_calls) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        stop_words: Sequence[str],
+        find_calls: FindCalls = no_calls,
+        cut_word: str | None = None,
+    ) -> None:
         super().__init__(words, find_calls)
         self._stop_ids = tuple(self._ids[word] for word in stop_words)
+        self._marker = cut_word
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -170,3 +204,11 @@ class TerseChat(TinyChat):
 
     def _render(self, role: str, content: str) -> tuple[int, ...]:
         return tuple(self._encode(content))
+
+    def _cut_word(self) -> str:
+        if self._marker is None:
+            raise ConfigError(
+                "A tool's result is longer than Budget.tool_output_tokens, and this format has no word that says so. "
+                "Give TerseChat a cut_word, raise the limit, or return less."
+            )
+        return self._marker

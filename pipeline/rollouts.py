@@ -7,12 +7,14 @@ What comes out are `Group`s, whole or in parts, and, where failed groups are rep
 import asyncio
 import hashlib
 import heapq
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from typing import Any
 
 from pipeline.active_run import ActiveRun
 from pipeline.config import GroupCompletion
 from pipeline.errors import TrajectoryError
+from pipeline.priority import LengthPredictor, Priority, priority_of
 from pipeline.rendering import ChatFormat
 from pipeline.rollout_log import RolloutLog
 from pipeline.running_group import GroupFailed, RunningGroup
@@ -64,7 +66,8 @@ class Rollouts:
         self._oldest_first = oldest_first
         self._replace_failed = replace_failed
         self._groups: dict[int, RunningGroup] = {}
-        self._queue: list[tuple[tuple, int, int]] = []  # (priority, group, member): a heap
+        self._lengths = LengthPredictor()
+        self._queue: list[tuple[Priority, int, int]] = []  # (priority, group, member): a heap
         self._tasks: set[asyncio.Task] = set()
         run.on_failure(self.interrupt)
 
@@ -79,8 +82,10 @@ class Rollouts:
                 self._log,
                 lambda result: self.deliver(result),
             )
+            version = admission.version if self._oldest_first else 0
+            priority = priority_of(self._config.schedule.priority, version, admission.row, self._lengths)
             for member in range(self._group_size):
-                heapq.heappush(self._queue, (self._priority(admission), admission.group, member))
+                heapq.heappush(self._queue, (priority, admission.group, member))
         self._start_queued()
 
     def doing(self, group: int | None) -> tuple[str | None, str]:
@@ -118,9 +123,6 @@ class Rollouts:
         """Whoever waits for groups gets `error` after those that are finished."""
         self.completed.put_nowait(error)
 
-    def _priority(self, admission: Admission) -> tuple[int]:
-        return (admission.version if self._oldest_first else 0,)
-
     def _start_queued(self) -> None:
         while self._queue and len(self._tasks) < self._concurrency and self._run.failure is None:
             priority, group, member = heapq.heappop(self._queue)
@@ -148,7 +150,9 @@ class Rollouts:
             self._groups.pop(running.group, None)
         self._start_queued()
 
-    def _prepare(self, running: RunningGroup, member: int, priority: tuple) -> tuple[TrajectoryLoop, Awaitable[None]]:
+    def _prepare(
+        self, running: RunningGroup, member: int, priority: Priority
+    ) -> tuple[TrajectoryLoop, Coroutine[Any, Any, None]]:
         """One trajectory: its loop, and the work of running it with its environment and its lease."""
         trajectory = Trajectory(running.group, member, running.row_index)
         environment = self._run.environments.open(running.group, member)
@@ -189,6 +193,8 @@ class Rollouts:
                 environment.drop()
                 if member in running.requests:
                     running.requests.pop(member).close()
+            if not loop.discarded:
+                self._lengths.add(running.row_index, trajectory.generated_tokens)
             running.finished(member)
 
         return loop, work()

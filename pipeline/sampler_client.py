@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pipeline.priority import Priority
 from shm.errors import QueueError
 from shm.queue import QueueConsumer, QueueProducer, ReplyRoom
 from workers.messages import Consumed, Generate, GenerateRequest, Message, Release, Segments
@@ -42,7 +43,7 @@ class SegmentResult:
 class _Request:
     """A request that is waiting or with the sampler. `picked` is its version once it has left."""
 
-    priority: tuple
+    priority: Priority
     number: int
     group: int
     member: int
@@ -99,7 +100,7 @@ class SamplerClient:
         self._limit.wake.append(self.flush)
         self._numbers = 0
         # (priority, number, request): a heap
-        self._waiting: list[tuple[tuple, int, _Request]] = []
+        self._waiting: list[tuple[Priority, int, _Request]] = []
         self._sent: dict[int, _Request] = {}
         self._released: list[list[int]] = []
         self._versions: list[int] = []
@@ -134,7 +135,7 @@ class SamplerClient:
     def generate(
         self,
         *,
-        priority: tuple,
+        priority: Priority,
         group: int,
         member: int,
         pick: Callable[[], Pick],

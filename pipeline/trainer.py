@@ -31,7 +31,7 @@ from pipeline.sampling_counters import SamplingCounters
 from pipeline.schedule import Scheduler, ScheduleRules
 from pipeline.trainer_config import TrainerConfig
 from pipeline.training_loop import Step, Stopped, TrainingLoop, ValidateBatch
-from pipeline.unsupported import refuse_unbuilt, refuse_unbuilt_env
+from pipeline.unsupported import refuse_unbuilt_env
 
 
 class AsyncTrainer:
@@ -162,7 +162,6 @@ class AsyncTrainer:
 
     def _check(self, num_rows: int, steps: int) -> tuple[RunSpec, ScheduleRules]:
         config = self.config
-        refuse_unbuilt(config)
         refuse_unbuilt_env(self.engine.env.env_class)
         config.check_run(dataset_rows=num_rows, steps=steps)
         schedule = config.engine.schedule

@@ -1,7 +1,6 @@
 """The options of RolloutEngine and AsyncTrainer, and the rules that need several configs at once.
 
 Both objects build one of these from their keyword arguments, so every contradiction is found before a process starts.
-What is valid here may still be unbuilt: `unsupported.py` refuses that when a run starts.
 """
 
 from dataclasses import dataclass, field

@@ -171,6 +171,7 @@ class TrajectoryLoop:
         place of all that was. Returns a cause, and appends nothing, if that leaves no room to answer.
         """
         budget, kept = self.budget, 0 if rewrites else len(self._context)
+        messages = [self._cut(message) if message["role"] == "tool" else message for message in messages]
         tokens = self._render(messages, turn, rewrites)
         asks = self._wants_answer(budget.final_answer_reserve + budget.segment_tokens, kept + len(tokens))
         if asks:
@@ -232,6 +233,11 @@ class TrajectoryLoop:
 
     def _render(self, messages: Sequence[dict], turn: Sequence[int], rewrites: bool) -> list[int]:
         return self.chat.render_prompt(messages, self._tools) if rewrites else self.chat.render_reply(messages, turn)
+
+    def _cut(self, message: dict) -> dict:
+        """A tool's result within its budget. cut: the environment's process had to cut it already."""
+        text = self.chat.cut(message["content"], self.budget.tool_output_tokens, message.get("cut", False))
+        return message | {"content": text}
 
     def _append(self, kind: Any, tokens: list[int]) -> None:
         self.trajectory.spans.append(Span(kind, tokens, run=self._run))

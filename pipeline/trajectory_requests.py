@@ -10,6 +10,7 @@ a version of about its age; under `refill` it is held from sending to reply.
 import asyncio
 
 from pipeline.active_run import ActiveRun
+from pipeline.priority import Priority
 from pipeline.sampler_client import Pick, SamplerClient, SegmentResult
 from pipeline.sampling_counters import SamplingCounters
 from pipeline.trainer_config import EngineConfig
@@ -30,7 +31,7 @@ class TrajectoryRequests:
         group: int,
         member: int,
         *,
-        priority: tuple,
+        priority: Priority,
         pinned: int | None,
         engine: EngineConfig,
         counters: SamplingCounters,

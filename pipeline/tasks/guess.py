@@ -89,7 +89,7 @@ def find_calls(words: list[str]) -> list[dict[str, Any]]:
 
 
 def chat_format() -> TerseChat:
-    return TerseChat(WORDS, stop_words=NUMBERS, find_calls=find_calls)
+    return TerseChat(WORDS, stop_words=NUMBERS, find_calls=find_calls, cut_word=UNREADABLE)
 
 
 def train_rows(seed: int) -> list[dict[str, int]]:

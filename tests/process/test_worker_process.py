@@ -113,6 +113,7 @@ def loud(tmp_path):
                 "environment": environment,
                 "arguments": {},
                 "environment_timeout": 60.0,
+                "max_tool_chars": None,
             }
         )
 

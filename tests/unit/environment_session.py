@@ -28,12 +28,14 @@ class Quiz(Env):
         self.closed.append(self)
 
 
-def session(env_class, steps, timeout=60.0, grace=60.0):
+def session(env_class, steps, timeout=60.0, grace=60.0, max_tool_chars=None):
     """Run `await steps(ask, host)` where ask(call, **argument) is one call for trajectory 4.2; returns its result."""
     env_class.closed = []
 
     async def run():
-        host = EnvironmentHost(env_class, timeout=timeout, name=env_class.__name__, grace=grace)
+        host = EnvironmentHost(
+            env_class, timeout=timeout, name=env_class.__name__, grace=grace, max_tool_chars=max_tool_chars
+        )
 
         async def ask(call, member=2, **argument):
             if call == "turn":
@@ -47,9 +49,9 @@ def session(env_class, steps, timeout=60.0, grace=60.0):
     return asyncio.run(run())
 
 
-def turn(text="", calls=(), num_tokens=3, stopped=True):
+def turn(text="", calls=(), num_tokens=3, stopped=True, **more):
     calls = [{"name": name, "arguments": arguments, "error": None} for name, arguments in calls]
-    return {"text": text, "tool_calls": calls, "num_tokens": num_tokens, "stopped": stopped}
+    return {"text": text, "tool_calls": calls, "num_tokens": num_tokens, "stopped": stopped} | more
 
 
 async def reset(ask):

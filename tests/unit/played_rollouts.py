@@ -8,7 +8,7 @@ last token a stop) and the `tool_ticks` that the environment takes after each.
 import asyncio
 from types import SimpleNamespace
 
-from pipeline.config import Budget, GroupCompletion
+from pipeline.config import Budget, GroupCompletion, Schedule
 from pipeline.environment_client import EnvironmentClient
 from pipeline.rendering import ParsedTurn
 from pipeline.rollout_log import RolloutLog
@@ -23,6 +23,7 @@ from workers.messages import EnvironmentCall, EnvironmentReplies, EnvironmentRep
 
 STOP, WORD = 1, 2
 REPLY_TOKENS = 3
+MORE = {"role": "user", "content": "more"}
 
 
 class Chat:
@@ -113,7 +114,7 @@ class Hosts:
 
             def acted():
                 del self._working[key]
-                reply({"messages": None, "reward": 1.0} if done else {"messages": [""], "max_turn_tokens": None})
+                reply({"messages": None, "reward": 1.0} if done else {"messages": [MORE], "max_turn_tokens": None})
 
             self._working[key] = (loop.call_later(played["tool_ticks"], acted), reply)
         else:
@@ -145,10 +146,10 @@ class Log(RolloutLog):
 class Run:
     """What Rollouts need of an ActiveRun."""
 
-    def __init__(self, script, ticks_per_token, max_context_tokens, samplers=None, hosts=None):
+    def __init__(self, script, ticks_per_token, max_context_tokens, hosts):
         self.spec = SimpleNamespace(max_context_tokens=max_context_tokens)
-        self.samplers = samplers or [Sampler(script, ticks_per_token)]
-        self.hosts = hosts or Hosts(script)
+        self.samplers = [Sampler(script, ticks_per_token)]
+        self.hosts = hosts
         self.failure = None
         self.environments = EnvironmentClient([lambda message: self.hosts.send(self.environments, message)], self.fail)
         self.slots = SlotTable(2, lambda slot, leases: None)
@@ -175,18 +176,39 @@ class Run:
 class Played:
     """The outcome of one script: `results` in order, (tick, Group or GroupFailed), and the run with what is left."""
 
-    def __init__(self, script, *, completion, budget, concurrency, ticks_per_token=10, events=None, **options):
+    def __init__(
+        self,
+        script,
+        *,
+        completion,
+        budget,
+        concurrency,
+        ticks_per_token=10,
+        hosts=None,
+        events=None,
+        schedule=None,
+        rows=None,
+        second_round=None,
+        **options,
+    ):
+        """rows: the dataset row of each group, its own by default. second_round: from this group on they are admitted
+        when all before have ended.
+        """
         self.results = []
         self.script = script
-        self.run = Run(script, ticks_per_token, budget.get("max_context_tokens", Budget().max_context_tokens))
+        context = budget.get("max_context_tokens", Budget().max_context_tokens)
+        self.run = Run(script, ticks_per_token, context, hosts or Hosts(script))
         self.sampler = self.run.samplers[0]
-        virtual_clock.run(self._play(completion, budget, concurrency, events, options))
+        self._config = EngineConfig(budget=Budget(**budget), schedule=schedule or Schedule())
+        self._rows = rows or list(range(len(script)))
+        rounds = [range(second_round or len(script)), range(second_round or len(script), len(script))]
+        virtual_clock.run(self._play(completion, concurrency, events, rounds, options))
 
-    async def _play(self, completion, budget, concurrency, events, options):
+    async def _play(self, completion, concurrency, events, rounds, options):
         loop = asyncio.get_running_loop()
         self.log = Log(events, SamplingCounters())
         self.rollouts = Rollouts(
-            EngineConfig(budget=Budget(**budget)),
+            self._config,
             self.run,
             Chat(),
             [{}] * len(self.script),
@@ -196,13 +218,16 @@ class Played:
             completion=GroupCompletion(**completion),
             **options,
         )
-        for group, played in enumerate(self.script):
-            self.rollouts.start([Admission(group, group, played.get("priority", 0))])
-        waiting = len(self.script)
-        while waiting:
-            result = await self.rollouts.completed.get()
-            if isinstance(result, BaseException):
-                raise result
-            self.results.append((round(loop.time()), result))
-            waiting -= getattr(result, "final", True)
+        for groups in rounds:
+            for group in groups:
+                self.rollouts.start([Admission(group, self._rows[group], self.script[group]["priority"])])
+            waiting = len(groups)
+            while waiting:
+                result = await self.rollouts.completed.get()
+                if isinstance(result, BaseException):
+                    await self.rollouts.stop()
+                    raise result
+                self.results.append((round(loop.time()), result))
+                waiting -= getattr(result, "final", True)
         await asyncio.sleep(0)
+        await asyncio.sleep(0)  # tasks that end in the last tick, and the calls they send

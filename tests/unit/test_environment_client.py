@@ -2,9 +2,11 @@
 
 import asyncio
 
-from pipeline.environment_client import EnvironmentClient
-from pipeline.errors import RunError
-from workers.messages import Environments, encode
+import pytest
+
+from pipeline.environment_client import Dropped, EnvironmentClient
+from pipeline.errors import RunError, TrajectoryError
+from workers.messages import EnvironmentReplies, EnvironmentReply, Environments, encode
 
 
 def test_row_that_cannot_be_sent_is_told_with_its_trajectory_and_once():
@@ -40,3 +42,111 @@ def test_overdue_call_is_named_with_its_host():
     on_time, (host, words) = asyncio.run(test())
     assert on_time is None
     assert host == 1 and words.startswith("turn of trajectory 7.3 has not come back for 0")
+
+
+class PlayedHost:
+    """A client with one host, whose calls the test answers by name."""
+
+    def __init__(self):
+        self.client = EnvironmentClient([self._send], lambda error: None)
+        self.environment = self.client.open(4, 2)
+        self.calls = {}
+
+    def _send(self, message):
+        self.calls |= {call.call: call for call in message.calls}
+
+    async def ask(self, call):
+        """The call's task, once it is with the host."""
+        task = asyncio.ensure_future(self.environment.call(call, {}))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return task
+
+    def answer(self, call, result=None, error=None):
+        reply = EnvironmentReply(self.calls[call].request, result or {}, [], 0.0, error)
+        self.client.receive(EnvironmentReplies([reply]))
+
+    async def interrupt(self, cause="group_deadline"):
+        self.environment.interrupt(cause)
+        await asyncio.sleep(0)
+
+
+def test_an_interrupted_turn_ends_with_its_truncation():
+    async def test():
+        host = PlayedHost()
+        task = await host.ask("turn")
+        await host.interrupt()
+        assert host.calls["truncate"].argument == {"cause": "group_deadline"}
+        host.answer("turn", error="interrupted")
+        host.answer("truncate", {"reward": 0.25})
+        return (await task).result, host.client.num_open, host.client._pending
+
+    assert asyncio.run(test()) == ({"reward": 0.25}, [0], {})
+
+
+def test_a_reply_that_is_on_its_way_is_dropped_for_the_truncation():
+    async def test():
+        host = PlayedHost()
+        task = await host.ask("turn")
+        await host.interrupt()
+        host.answer("turn", {"messages": ["more"], "max_turn_tokens": None})
+        host.answer("truncate", {"reward": 0.25})
+        return (await task).result, host.client.num_open, host.client._pending
+
+    assert asyncio.run(test()) == ({"reward": 0.25}, [0], {})
+
+
+def test_a_reward_that_is_on_its_way_goes_before_the_interruption():
+    async def test():
+        host = PlayedHost()
+        task = await host.ask("turn")
+        await host.interrupt()
+        host.answer("turn", {"messages": None, "reward": 1.0})
+        host.answer("truncate", error="came when it had no environment")
+        return (await task).result, host.client.num_open, host.client._pending
+
+    assert asyncio.run(test()) == ({"messages": None, "reward": 1.0}, [0], {})
+
+
+def test_a_turn_that_failed_as_it_was_interrupted_says_both():
+    async def test():
+        host = PlayedHost()
+        task = await host.ask("turn")
+        await host.interrupt()
+        host.answer("turn", error="on_turn failed")
+        host.answer("truncate", error="no environment")
+        with pytest.raises(TrajectoryError, match="on_turn failed; no environment"):
+            await task
+        return host.client.num_open
+
+    assert asyncio.run(test()) == [0]
+
+
+@pytest.mark.parametrize("call", ["reset", "truncate"])
+def test_only_turns_are_interrupted(call):
+    async def test():
+        host = PlayedHost()
+        task = await host.ask(call)
+        await host.interrupt()
+        host.answer(call, {"messages": []})
+        return (await task).result, list(host.calls)
+
+    assert asyncio.run(test()) == ({"messages": []}, [call])
+
+
+@pytest.mark.parametrize("call", ["reset", "turn", "truncate"])
+def test_dropping_ends_whatever_is_under_way(call):
+    async def test():
+        host = PlayedHost()
+        task = await host.ask(call)
+        host.environment.drop()
+        with pytest.raises(Dropped):
+            await task
+        await asyncio.sleep(0)
+        host.answer(call, error="interrupted by drop")  # late, and heard by nobody
+        host.answer("drop")
+        host.environment.drop()  # again: nothing
+        await asyncio.sleep(0)
+        return list(host.calls), host.client.num_open, host.client._pending
+
+    assert asyncio.run(test()) == ([call, "drop"], [0], {})

@@ -131,6 +131,7 @@ def test_a_run_imports_the_class_from_the_users_directories(link, tmp_path, monk
         "environment": "users_envs_module:Outer.Echo",
         "arguments": {"word": "hello"},
         "environment_timeout": 60.0,
+        "max_tool_chars": None,
     }
     assert serve(link, config) is None
     ready, replies = link.sent

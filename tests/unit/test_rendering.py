@@ -1,10 +1,11 @@
 """The tiny chat format: ids out of messages, text and calls out of ids."""
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pipeline import rendering
 from pipeline.errors import ConfigError
-from pipeline.rendering import END, MODEL, START, TerseChat, TinyChat
+from pipeline.rendering import END, MODEL, START, TerseChat, TinyChat, cut_text
 
 
 def find_calls(words):
@@ -66,7 +67,7 @@ def test_turn_is_read_without_its_end_token(chat):
 
 
 def test_a_word_outside_the_vocabulary_is_named(chat):
-    with pytest.raises(ConfigError, match="The word 'sideways' is not among the 8 words"):
+    with pytest.raises(ConfigError, match="The word 'sideways' is not among the 9 words"):
         chat.render_prompt([user("up sideways")], [])
 
 
@@ -103,3 +104,31 @@ def test_terse_format_has_no_markup_and_stops_at_its_stop_words():
     assert chat.decode(prompt + turn + reply) == f"{START} find 2 low"
     assert chat.parse_turn(turn) == ("2", [{"name": "say", "arguments": {"word": "2"}, "error": None}])
     assert chat.vocab_size == 5
+
+
+def test_a_long_tool_result_is_cut_and_marked(chat):
+    assert chat.cut("up down up", 3, False) == "up down up"
+    assert chat.cut("up down up", 2, False) == "up down <cut>"
+    assert chat.cut("up", 3, True) == "up <cut>"  # something was lost on the way here
+    assert chat.decode(chat.render_reply([{"role": "tool", "content": chat.cut("up up", 1, False)}], [])) == (
+        "<end> <tool> up <cut> <model>"
+    )
+
+
+def test_a_terse_format_marks_a_cut_with_its_own_word_or_not_at_all():
+    assert TerseChat(["1", "what"], stop_words=["1"], cut_word="what").cut("1 1", 1, False) == "1 what"
+    chat = TerseChat(["1"], stop_words=["1"])
+    assert chat.cut("1 1", 2, False) == "1 1"
+    with pytest.raises(ConfigError, match="no word that says so"):
+        chat.cut("1 1", 1, False)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kept"), [(1, "a"), (2, "a"), (3, "aé"), (4, "aé"), (6, "aé"), (7, "aé😀"), (9, "aé😀b")]
+)
+def test_text_is_cut_between_characters(tokens, kept):
+    """Bytes as tokens: a is one, é two, the face four."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    assert cut_text(tokenizer, "aé😀b", tokens) == kept

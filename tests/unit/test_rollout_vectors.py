@@ -1,9 +1,9 @@
 """The rollout vectors: budgets, slots and group completion of the real Rollouts, to the tick."""
 
 import pytest
+from played_rollouts import Played
 
 from tests import vectors
-from tests.unit.played_rollouts import Played
 
 
 def in_order(results):
