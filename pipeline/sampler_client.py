@@ -102,6 +102,7 @@ class SamplerClient:
         # (priority, number, request): a heap
         self._waiting: list[tuple[Priority, int, _Request]] = []
         self._sent: dict[int, _Request] = {}
+        self._after: dict[int, Callable[[], None]] = {}  # by request: what waits for the sampler to be done with it
         self._released: list[list[int]] = []
         self._versions: list[int] = []
         self._send: Callable[[Message], None] | None = None
@@ -129,6 +130,9 @@ class SamplerClient:
             self._limit.give_back()
             self._push(request)
         self._sent.clear()
+        after, self._after = self._after, {}
+        for then in after.values():
+            then()
         self._released.clear()
         self._versions.clear()
 
@@ -156,11 +160,19 @@ class SamplerClient:
         self._flush_soon()
         return future
 
-    def release(self, group: int, member: int) -> None:
-        """The trajectory has ended; its KV may go."""
+    def release(self, group: int, member: int, then: Callable[[], None]) -> None:
+        """The trajectory has ended; its KV may go. `then` is called when the sampler computes nothing of it any more.
+
+        That is at once, unless a request of it is there unanswered.
+        """
         if self._send is not None:
             self._released.append([group, member])
             self._flush_soon()
+        for number, request in self._sent.items():
+            if (request.group, request.member) == (group, member):
+                self._after[number] = then
+                return
+        then()
 
     def release_version(self, version: int) -> None:
         """Nobody leases `version` any more."""
@@ -200,6 +212,8 @@ class SamplerClient:
                         segment.queue_seconds,
                     )
                     request.future.set_result(result)
+                if segment.request in self._after:
+                    self._after.pop(segment.request)()
         if isinstance(message, Segments | Consumed):
             self._outbox.note_consumed(message.consumed)
             for wake in self._limit.wake:
@@ -266,5 +280,7 @@ class SamplerClient:
             return
         assert position == IN_PIECES, "only contexts larger than a piece come here"
         self._send(Generate(requests=[request.header(position)], consumed=self._replies.consumed))
+        if request.future.done():  # cancelled on its way: what was told then came before it
+            self._released.append([request.group, request.member])
         self._large = None
         self._flush_now()

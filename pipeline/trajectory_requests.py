@@ -73,10 +73,9 @@ class TrajectoryRequests:
         return future
 
     def close(self) -> None:
-        """The trajectory has ended: its KV and its lease go."""
+        """The trajectory has ended: its KV goes, and its lease once no sampler computes with the slot any more."""
         self.sampler.num_trajectories -= 1
-        self.sampler.release(self._group, self._member)
-        self._give_back()
+        self.sampler.release(self._group, self._member, self._give_back)
 
     def _pick(self) -> Pick:
         """The request leaves now."""
@@ -93,7 +92,7 @@ class TrajectoryRequests:
         return Pick(choice.version, self._lease(choice.version), self._kv_cache.max_staleness)
 
     def _answered(self, future: asyncio.Future[SegmentResult]) -> None:
-        """Without an answer the sampler may be at it still: the lease then stays until `close`."""
+        """Without an answer the sampler may be at it still: `close` sees to the lease then."""
         if future.cancelled() or future.exception() is not None:
             return
         segment = future.result()

@@ -166,15 +166,16 @@ def test_request_whose_trajectory_is_released_gives_its_room_and_place_back(tmp_
                 await asyncio.sleep(0)
                 number = max(run.samplers[0]._sent)
                 assert run.samplers[0]._sent[number].group == 10**6
-                run.samplers[0].release(10**6, 0)
+                version, held = run.version, run.slots.num_leases(run.version)
+                run.samplers[0].release(10**6, 0, then=lambda: run.release(version))
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
+                assert run.slots.num_leases(version) == held  # the sampler may read the slot still
             finally:
                 os.kill(pid, signal.SIGCONT)
             segment = await asyncio.wait_for(future, SECONDS)
             assert (segment.tokens, segment.logprobs, segment.stopped) == ([], [], False)
-            assert number not in run.samplers[0]._sent
-            run.release(segment.version)
+            assert number not in run.samplers[0]._sent and not run.samplers[0]._after
 
         assert train(make_trainer(model, tmp_path / "run"), 3, act) == [1, 2, 3]
 

@@ -307,12 +307,12 @@ def test_restart_in_the_middle_of_a_large_context_sends_all_of_it_again(client):
 def test_restarted_sampler_is_not_told_of_what_only_its_predecessor_held(client):
     async def test():
         FakeSampler(client)
-        client.release(4, 2)
+        client.release(4, 2, bool)
         client.release_version(3)
         client.disconnect()
-        client.release(5, 0)
+        client.release(5, 0, bool)
         second = FakeSampler(client)
-        client.release(6, 1)
+        client.release(6, 1, bool)
         client.release_version(4)
         await tick()
         return second.released
@@ -324,8 +324,8 @@ def test_releases_go_before_the_requests_of_the_same_tick(client):
     async def test():
         sampler = FakeSampler(client)
         ask(client)
-        client.release(4, 2)
-        client.release(4, 3)
+        client.release(4, 2, bool)
+        client.release(4, 3, bool)
         await tick()
         return sampler
 
@@ -374,3 +374,52 @@ def test_answer_to_a_cancelled_request_is_taken_and_dropped(client):
         return (await futures[1]).tokens, client._limit.outstanding
 
     assert run(test()) == ([7, 8], 0)
+
+
+@pytest.mark.parametrize("end", ["answer", "restart", "failure"])
+def test_what_waits_for_a_cancelled_request_waits_until_the_sampler_is_done_with_it(end):
+    async def test():
+        client = SamplerClient(0, RequestLimit(1), _raise)
+        sampler, done = FakeSampler(client), []
+        future = ask(client, group=4, member=2)
+        waiting = ask(client, group=4, member=3)  # not sent: the limit is one
+        await tick()
+        future.cancel(), waiting.cancel()
+        client.release(4, 3, lambda: done.append(3))
+        client.release(4, 2, lambda: done.append(2))
+        client.release(9, 9, lambda: done.append(9))
+        assert done == [3, 9]
+        await tick()
+        if end == "answer":
+            ((number, _),) = sampler.open.items()
+            sampler.answer(number, tokens=())
+        elif end == "restart":
+            client.disconnect()
+        else:
+            client.fail(RunError("over"))
+        assert done == [3, 9, 2]
+        client.disconnect()
+        assert done == [3, 9, 2]
+
+    run(test())
+
+
+def test_request_that_is_cancelled_while_its_pieces_travel_is_released_behind_them(client):
+    async def test():
+        sampler, done = FakeSampler(client), []
+        future = ask(client, group=4, member=2, context=[1] * 3000)  # thrice the queue
+        await tick()
+        future.cancel()
+        client.release(4, 2, lambda: done.append(2))
+        for _ in range(100):
+            sampler.report()
+            await tick()
+            if sampler.open:
+                break
+        assert sampler.messages[-2:] == [Generate, Release] and sampler.released[-1] == ([[4, 2]], [])
+        assert not done
+        ((number, _),) = sampler.open.items()
+        sampler.answer(number, tokens=())
+        assert done == [2]
+
+    run(test())

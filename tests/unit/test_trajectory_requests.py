@@ -31,8 +31,9 @@ class Sampler:
         self.asked.append(request | {"future": asyncio.get_running_loop().create_future()})
         return self.asked[-1]["future"]
 
-    def release(self, group, member):
+    def release(self, group, member, then):
         self.released.append((group, member))
+        then()
 
     async def answer(self, version, kv_version):
         self.asked[-1]["future"].set_result(SegmentResult([1], [0.0], version, kv_version, 0, False, 0.1, 0.0))
