@@ -129,7 +129,7 @@ def test_learner_killed_while_a_batch_larger_than_its_ring_is_sent_ends_the_run(
 def ask(run, group, max_tokens):
     version = run.version
     return run.samplers[0].generate(
-        priority=0,
+        priority=(0,),
         group=group,
         member=0,
         pick=lambda: Pick(version, run.slots.lease(version)),

@@ -79,8 +79,8 @@ class Sampler:
         loop.call_later(seconds, answer)
         return future
 
-    def release(self, group, member):
-        pass
+    def release(self, group, member, then):
+        then()
 
 
 class Hosts:

@@ -1,91 +1,19 @@
 """Requests to a sampler that is played by the test: order, room, pieces, limit, restart."""
 
 import asyncio
-from array import array
 
 import pytest
+from fake_sampler import REPLY_BYTES, FakeSampler, ask, give_up, run, tick
 
 from pipeline.errors import RunError
-from pipeline.sampler_client import Pick, RequestLimit, SamplerClient
-from shm.queue import QueueConsumer, QueueProducer
-from workers.messages import Generate, Payload, Release, Segment, Segments
-from workers.transfer import Inbox
-
-REQUEST_BYTES = 4096  # contexts larger than 1024 bytes, 256 tokens, go in pieces
-REPLY_BYTES = 8192  # room for 1024 tokens of replies
-
-
-class FakeSampler:
-    """One incarnation: takes what the client sends, and answers when told to."""
-
-    def __init__(self, client, request_bytes=REQUEST_BYTES, reply_bytes=REPLY_BYTES):
-        requests, replies = (memoryview(bytearray(size)) for size in (request_bytes, reply_bytes))
-        self.client = client
-        self.inbox = Inbox(QueueConsumer(requests))
-        self.replies = QueueProducer(replies)
-        self.open = {}  # request number -> GenerateRequest
-        self.contexts = {}  # request number -> token ids
-        self.messages = []  # kinds, in order
-        self.released = []
-        client.connect(self.take, QueueProducer(requests), QueueConsumer(replies), reply_bytes)
-
-    def take(self, message):
-        self.messages.append(type(message))
-        if getattr(message, "consumed", 0):
-            self.replies.release(message.consumed)
-        if isinstance(message, Payload):
-            self.inbox.add_piece(message)
-        elif isinstance(message, Generate):
-            for request in message.requests:
-                assert request.request not in self.open, "asked twice of one incarnation"
-                data = self.inbox.take(request.position, 4 * request.num_tokens)
-                self.open[request.request] = request
-                self.contexts[request.request] = array("i", bytes(data)).tolist()
-        elif isinstance(message, Release):
-            self.released.append((message.trajectories, message.versions))
-
-    def answer(self, number, tokens=(7, 8)):
-        request = self.open.pop(number)
-        logprobs = array("f", [-0.5 * (index + 1) for index in range(len(tokens))])
-        position = self.replies.write(array("i", tokens), logprobs)
-        segment = Segment(number, request.version, request.version - 1, position, len(tokens), 3, True, 0.25, 0.5)
-        self.client.receive(Segments(segments=[segment], consumed=self.inbox.consumed))
-
-    def report(self):
-        """What the worker's loop sends when it has read enough."""
-        report = self.inbox.report()
-        if report is not None:
-            self.client.receive(report)
-
-
-def _raise(error):
-    raise error
-
-
-async def tick():
-    for _ in range(3):
-        await asyncio.sleep(0)
-
-
-def ask(client, priority=0, group=0, member=0, context=(1, 2, 3), max_tokens=16, generated=0):
-    return client.generate(
-        priority=priority,
-        group=group,
-        member=member,
-        pick=lambda: Pick(5, 1, 2),
-        context=list(context),
-        max_tokens=max_tokens,
-        generated=generated,
-    )
-
-
-def run(test):
-    return asyncio.run(asyncio.wait_for(test, 30))
+from pipeline.sampler_client import RequestLimit, SamplerClient
+from shm.queue import QueueProducer
+from workers.messages import Generate, Payload, Release
 
 
 @pytest.fixture
 def client():
-    return SamplerClient(0, RequestLimit(1000), _raise)
+    return SamplerClient(0, RequestLimit(1000), give_up)
 
 
 def test_request_and_answer_carry_everything(client):
@@ -119,7 +47,7 @@ def test_what_is_asked_in_one_tick_goes_in_one_message(client):
 
 
 def test_oldest_admission_goes_first_then_the_oldest_request():
-    client = SamplerClient(0, RequestLimit(1), _raise)
+    client = SamplerClient(0, RequestLimit(1), give_up)
 
     async def test():
         sampler = FakeSampler(client)
@@ -138,7 +66,7 @@ def test_oldest_admission_goes_first_then_the_oldest_request():
 
 def test_old_evaluation_that_always_asks_again_takes_turns_with_training_over_a_single_request():
     """The worst case: its version is older than all of training, and there is room for one request."""
-    client = SamplerClient(0, RequestLimit(1), _raise)
+    client = SamplerClient(0, RequestLimit(1), give_up)
 
     async def evaluation():
         while True:
@@ -236,7 +164,7 @@ def test_large_context_goes_in_pieces_while_the_others_wait_behind_it(client):
 
 def test_no_more_requests_are_out_than_allowed_over_all_samplers():
     limit = RequestLimit(3)
-    clients = [SamplerClient(index, limit, _raise) for index in range(2)]
+    clients = [SamplerClient(index, limit, give_up) for index in range(2)]
 
     async def test():
         samplers = [FakeSampler(client) for client in clients]
@@ -335,7 +263,7 @@ def test_releases_go_before_the_requests_of_the_same_tick(client):
 
 
 def test_failure_reaches_everyone_who_waits_and_frees_the_limit():
-    client = SamplerClient(0, RequestLimit(2), _raise)
+    client = SamplerClient(0, RequestLimit(2), give_up)
     error = RunError("It is over.")
 
     async def test():
@@ -374,52 +302,3 @@ def test_answer_to_a_cancelled_request_is_taken_and_dropped(client):
         return (await futures[1]).tokens, client._limit.outstanding
 
     assert run(test()) == ([7, 8], 0)
-
-
-@pytest.mark.parametrize("end", ["answer", "restart", "failure"])
-def test_what_waits_for_a_cancelled_request_waits_until_the_sampler_is_done_with_it(end):
-    async def test():
-        client = SamplerClient(0, RequestLimit(1), _raise)
-        sampler, done = FakeSampler(client), []
-        future = ask(client, group=4, member=2)
-        waiting = ask(client, group=4, member=3)  # not sent: the limit is one
-        await tick()
-        future.cancel(), waiting.cancel()
-        client.release(4, 3, lambda: done.append(3))
-        client.release(4, 2, lambda: done.append(2))
-        client.release(9, 9, lambda: done.append(9))
-        assert done == [3, 9]
-        await tick()
-        if end == "answer":
-            ((number, _),) = sampler.open.items()
-            sampler.answer(number, tokens=())
-        elif end == "restart":
-            client.disconnect()
-        else:
-            client.fail(RunError("over"))
-        assert done == [3, 9, 2]
-        client.disconnect()
-        assert done == [3, 9, 2]
-
-    run(test())
-
-
-def test_request_that_is_cancelled_while_its_pieces_travel_is_released_behind_them(client):
-    async def test():
-        sampler, done = FakeSampler(client), []
-        future = ask(client, group=4, member=2, context=[1] * 3000)  # thrice the queue
-        await tick()
-        future.cancel()
-        client.release(4, 2, lambda: done.append(2))
-        for _ in range(100):
-            sampler.report()
-            await tick()
-            if sampler.open:
-                break
-        assert sampler.messages[-2:] == [Generate, Release] and sampler.released[-1] == ([[4, 2]], [])
-        assert not done
-        ((number, _),) = sampler.open.items()
-        sampler.answer(number, tokens=())
-        assert done == [2]
-
-    run(test())
