@@ -50,3 +50,17 @@ def test_chunks_give_the_weights_of_the_whole_batch(model, tmp_path, normalize, 
     for one, other in zip(expected, weights, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
     assert not np.array_equal(weights[0], weights[1])
+
+
+def test_chunks_give_the_weights_of_a_loss_with_terms_without_advantage(model, tmp_path):
+    """The group without advantage trains, too, and the means over trained tokens are those of the whole batch."""
+    options = {"loss": rl.GSPO(normalize="sequence"), "kl_coefficient": 0.5, "entropy_coefficient": 0.1}
+    whole, expected = train(model, tmp_path / "whole", **options)
+    chunked, weights = train(model, tmp_path / "chunked", **options, forward_backward_batch=CHUNKS)
+    for before, after in zip(whole, chunked, strict=True):
+        assert after.metrics["train/backward_chunks"] == 4
+        for name in ("train/loss", "train/grad_norm", "train/kl", "train/entropy", "importance/ratio_max"):
+            assert after.metrics[name] == pytest.approx(before.metrics[name], rel=1e-4, abs=1e-6), name
+    assert whole[1].metrics["train/kl"] > 0
+    for one, other in zip(expected, weights, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)

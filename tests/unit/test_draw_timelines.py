@@ -106,7 +106,11 @@ def test_pictures_are_text_and_the_same_each_time(draw, tmp_path):
         assert text in one
     draw.main(["pinning", str(tmp_path), str(tmp_path), str(paths[0])])
     pinning = paths[0].read_text("utf-8")
-    for text in ('sampling_policy="trajectory"', 'sampling_policy="segment"', ">1.0<"):  # the trajectory over the update
+    for text in (
+        'sampling_policy="trajectory"',
+        'sampling_policy="segment"',
+        ">1.0<",
+    ):  # the trajectory over the update
         assert text.replace('"', "&quot;") in pinning or text in pinning
 
 
