@@ -81,6 +81,7 @@ EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
             "batch_order",
             "repeat_dataset",
             "on_failure",
+            "zero_variance",
             "allow_trajectory_loss",
             "allow_unbounded_staleness",
             "kl_coefficient",

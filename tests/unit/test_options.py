@@ -230,6 +230,7 @@ SETTINGS = {
     "batch_order": ["--batch-order", "admission"],
     "repeat_dataset": ["--repeat-dataset", "false"],
     "on_failure": ["--on-failure", "replace"],
+    "zero_variance": ["--zero-variance", "replace"],
     "priority": ["--priority", "predicted_length"],
     "oversample_factor": ["--oversample-factor", "1.5"],
     "overlap_min_sequences": ["--mode", "sync", "--overlap-min-sequences", "3"],
