@@ -165,8 +165,10 @@ class TrainingLoop:
                 self._check_goes_on()
                 continue
             self.received.add(result)
-            # A group handed over at once is the schedule's affair as a whole: its members need no names.
+            # A group handed over at once is the schedule's affair as a whole: its members need no names. Under `wait`
+            # none comes in parts, but one that closed before all members had started is short.
             whole = result.final and len(result.trajectories) == self._config.group_size
+            whole |= self._config.stale_policy == "wait"
             self._scheduler.receive(result.group, None if whole else result.members, result.final)
             for rows in streamed.add(result) if streamed is not None else ():
                 await self._updates.submit(n, rows)

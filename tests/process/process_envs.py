@@ -166,3 +166,27 @@ class RowRewards(Guess):
             return float(traj.member % 2)
         reward = row["rewards"][traj.member]
         return float(reward) if reward in ("nan", "inf") else reward
+
+
+class Talker(Guess):
+    """`guess` that always goes on; a truncated trajectory is worth the number of its messages."""
+
+    async def on_turn(self, traj):
+        return TurnResult(messages=[{"role": "tool", "content": "higher"}])
+
+    def on_truncated(self, traj, row, cause):
+        return float(len(traj.messages))
+
+
+class Rewriter(Guess):
+    """`guess` of three turns, each of which starts from a new prompt; what the third one says is not trained."""
+
+    async def on_turn(self, traj):
+        if traj.num_turns == 3:
+            traj.loss_mask_end = traj.num_generated_tokens - traj.last_turn.num_tokens
+            return None
+        traj.rewrite([{"role": "user", "content": "find"}, {"role": "user", "content": str(traj.num_turns)}])
+        return TurnResult()
+
+    def reward(self, traj, row):
+        return float(traj.member % 2)
