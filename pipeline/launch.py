@@ -92,7 +92,12 @@ class _Signals:
 
 async def _train(trainer: AsyncTrainer, config: RunConfig) -> int:
     signals = _Signals(trainer)
-    progress = Progress(steps=config.steps, mode=config.mode, waits_for=lambda: trainer.waits_for)
+    progress = Progress(
+        steps=config.steps,
+        mode=config.mode,
+        concurrency=config.trainer.engine.schedule.concurrency,
+        waits_for=lambda: trainer.waits_for,
+    )
     watching = asyncio.create_task(progress.watch())
     status = "failed"
     try:

@@ -33,11 +33,12 @@ class Progress:
         *,
         steps: int,
         mode: str,
+        concurrency: int,
         waits_for: Callable[[], str] = lambda: "",
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """waits_for: whom the trainer waits for now, "" for nobody; called from rich's thread too."""
+        """concurrency: the number of trajectories asked for, shown beside the one achieved. waits_for: whom the trainer waits for now, "" for nobody; called from rich's thread too."""
         self._steps = steps
         self._mode = mode
         self._waits_for = waits_for
@@ -46,6 +47,9 @@ class Progress:
         self._began = clock()
         self._times: deque[float] = deque(maxlen=SPEED_STEPS + 1)  # ends of steps: start-up is no step's time
         self._rewards: list[float] = []
+        self._concurrency = concurrency
+        self._running_seconds = 0.0  # of all trajectories together
+        self._sampling_seconds = 0.0
         self._shown = self._began  # when the last plain line was printed
         self._line = f"{mode}: starting"
         self._live: Live | None = None
@@ -58,6 +62,9 @@ class Progress:
         now = self._clock()
         self._times.append(now)
         self._rewards.append(metrics.get("reward/mean", float("nan")))
+        interval = metrics.get("sampling/interval_seconds", 0.0)
+        self._sampling_seconds += interval
+        self._running_seconds += interval * metrics.get("sampling/concurrency_mean", 0.0)
         speed = (len(self._times) - 1) / max(self._times[-1] - self._times[0], 1e-9)
         self._line = step_line(self._mode, n, self._steps, speed, metrics)
         if self._live is None and (n in (1, self._steps) or now - self._shown >= PLAIN_SECONDS):
@@ -98,6 +105,9 @@ class Progress:
                 f"evaluation: reward {evaluation.reward_mean:.3f} of {evaluation.trajectories} trajectories on "
                 f"{evaluation.rows} held-out rows, at version {evaluation.version}"
             )
+        if self._sampling_seconds > 0:
+            running = self._running_seconds / self._sampling_seconds
+            self._print(f"concurrency: {running:.1f} trajectories on average, of {self._concurrency} asked for")
         if run_dir is not None and Path(run_dir).is_dir():
             self._print(f"files: {run_dir}")
             for name, purpose in FILES.items():

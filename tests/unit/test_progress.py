@@ -28,7 +28,8 @@ class Clock:
 def make(steps=3, terminal=False, waits_for=lambda: ""):
     output, clock = io.StringIO(), Clock()
     console = Console(file=output, force_terminal=terminal, width=200, highlight=False)
-    return Progress(steps=steps, mode="async", waits_for=waits_for, console=console, clock=clock), output, clock
+    progress = Progress(steps=steps, mode="async", concurrency=192, waits_for=waits_for, console=console, clock=clock)
+    return progress, output, clock
 
 
 def test_line_holds_step_reward_speed_ages_and_waits():
@@ -102,3 +103,12 @@ def test_terminal_shows_one_line_that_is_rewritten():
     assert "async 3/3 | reward 0.250 | 1.00 steps/s" in text
     assert text.endswith("\n") and text.count("async") - text.count("\x1b[2K") == 1  # each redraw erases the one before
     assert "completed after 3 of 3 steps" in text
+
+
+def test_summary_shows_the_concurrency_achieved_beside_the_one_asked_for():
+    progress, output, clock = make()
+    for n, (seconds, running) in enumerate(((1.0, 100.0), (3.0, 60.0)), 1):
+        clock.now += seconds
+        progress.show(n, METRICS | {"sampling/interval_seconds": seconds, "sampling/concurrency_mean": running})
+    progress.close("completed", None)
+    assert output.getvalue().splitlines()[-1] == "concurrency: 70.0 trajectories on average, of 192 asked for"
