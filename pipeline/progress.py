@@ -38,7 +38,9 @@ class Progress:
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """concurrency: the number of trajectories asked for, shown beside the one achieved. waits_for: whom the trainer waits for now, "" for nobody; called from rich's thread too."""
+        """concurrency: the trajectories asked for, shown beside those achieved. waits_for: whom the trainer waits for
+        now, "" for nobody; called from rich's thread too.
+        """
         self._steps = steps
         self._mode = mode
         self._waits_for = waits_for
