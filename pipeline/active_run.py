@@ -23,7 +23,7 @@ from pipeline.worker_handle import WorkerHandle
 from pipeline.worker_pool import WorkerPool
 from shm.errors import HeadwayError
 from workers.errors import WorkerDied, WorkerFailed
-from workers.messages import Message, Published
+from workers.messages import Message
 
 MAX_RESTARTS = 5  # of samplers, within RESTART_WINDOW_SECONDS; more is no accident
 RESTART_WINDOW_SECONDS = 600.0
@@ -52,12 +52,11 @@ class ActiveRun:
         self.events = events
         self.num_restarts = 0
         self.failure: BaseException | None = None
-        self.lease_returned = asyncio.Event()  # for who waits for a free slot; set by the run's failure, too
         self._pool = pool
         self._log_dir = log_dir
         self._blocks = RunBlocks(spec, run_id=time.time_ns())
         self.ledger = self._blocks.ledger
-        self.slots = SlotTable(spec.num_slots, self.ledger.write_lease)
+        self.slots = SlotTable(spec.num_slots, self.ledger.write_lease, self._retired)
         self._limit = RequestLimit(max_requests)
         self.samplers = [SamplerClient(i, self._limit, self._broke) for i in range(spec.num_samplers)]
         self._learner_handle = pool.handle("learner", 0, "workers.learner", spec.learner_threads)
@@ -75,7 +74,6 @@ class ActiveRun:
         self._restarts: deque[float] = deque()
         self._tasks: set[asyncio.Task] = set()
         self._on_failure: list[WeakMethod] = []
-        self._epoch = 0
 
     # --- start and end -------------------------------------------------------------------------------------------
 
@@ -202,7 +200,7 @@ class ActiveRun:
         if self.failure is not None:
             return
         self.failure = error
-        self.lease_returned.set()
+        self.slots.lease_returned.set()  # who waits for a slot, too
         for sampler in self.samplers:
             sampler.fail(error)
         self.learner.fail(error)
@@ -232,6 +230,11 @@ class ActiveRun:
                 self._broke(error)
 
         return call
+
+    def _retired(self, version: int) -> None:
+        """Nobody holds `version` any more: samplers may let go of its weights and KV."""
+        for sampler in self.samplers:
+            sampler.release_version(version)
 
     def _sampler_died(self, index: int, error: WorkerDied) -> None:
         """A dead sampler is restarted; its trajectories keep their leases, so the same versions are still there. One
@@ -293,38 +296,6 @@ class ActiveRun:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self.fail(task.exception())
-
-    # --- versions and reservations --------------------------------------------------------------------------------
-
-    @property
-    def version(self) -> int:
-        """The committed policy version."""
-        return self.slots.committed
-
-    def publish(self, published: Published) -> None:
-        """An update is whole: from now on it is the committed version."""
-        before = self.version
-        self.slots.published(published.version, published.slot)
-        if self.slots.num_leases(before) == 0:
-            self._retire(before)
-
-    def release(self, version: int) -> None:
-        """A trajectory pinned to `version` has ended."""
-        self.lease_returned.set()
-        if self.slots.release(version):
-            self._retire(version)
-
-    def _retire(self, version: int) -> None:
-        for sampler in self.samplers:
-            sampler.release_version(version)
-
-    def write_reservations(self, reservations: list[tuple[int, int]]) -> int:
-        """Put (group, admitted version) of all outstanding groups into the ledger; returns the epoch the gate must
-        see.
-        """
-        self._epoch += 1
-        self.ledger.write_reservations(self._epoch, reservations)
-        return self._epoch
 
 
 def _told_by_start(error: WorkerDied) -> None:

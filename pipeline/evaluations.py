@@ -79,7 +79,7 @@ class Evaluations:
         schedule = self._config.schedule
         # At the end nothing trains any more: there is nobody to leave samplers to.
         concurrency = schedule.concurrency if at_end else evaluation_concurrency(schedule)
-        version = self._run.version
+        version = self._run.slots.committed
         self._run.slots.lease(version)  # now, not in the task: the next update may pick its slot before that begins
         self._version, self._rows_done = version, 0
         self._task = asyncio.get_running_loop().create_task(self._evaluate(version, batches, group_size, concurrency))
@@ -137,7 +137,7 @@ class Evaluations:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Here and not in the task: one that is cancelled before it begins runs none of its own code."""
-        self._run.release(self._version)
+        self._run.slots.release(self._version)
         if not task.cancelled() and task.exception() is not None:
             self._on_failure(task.exception())
 

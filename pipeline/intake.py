@@ -63,7 +63,8 @@ class Intake:
 
     def write_reservations(self) -> None:
         """Tell the ledger, where the learner's gate reads them."""
-        self._epoch = self._run.write_reservations(self._scheduler.reservations())
+        self._epoch += 1
+        self._run.ledger.write_reservations(self._epoch, self._scheduler.reservations())
 
     def get_nowait(self) -> Group | DataUsedUp | BaseException:
         """The next result; there must be one."""

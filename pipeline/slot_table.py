@@ -1,9 +1,10 @@
-"""Which slot holds which policy version, who leases it, and where the next version goes. Pure but for one callback.
+"""Which slot holds which policy version, who leases it, and where the next version goes. Pure but for two callbacks.
 
 The supervisor alone gives leases and picks the slot of the next update, so the two can't race: a slot that is named for
 the next version is forgotten at once, so that nobody is given a lease on what it holds.
 """
 
+import asyncio
 from collections.abc import Callable
 
 from pipeline.errors import RunError
@@ -12,20 +13,28 @@ EMPTY = -1
 
 
 class SlotTable:
-    """Leases per version; `write_lease(slot, count)` mirrors them into the ledger, where the learner checks them."""
+    """Leases per version; `write_lease(slot, count)` mirrors them into the ledger, where the learner checks them.
 
-    def __init__(self, num_slots: int, write_lease: Callable[[int, int], None]) -> None:
+    retired(version) is called when nobody holds a version that is not the committed one: most likely nobody ever will
+    (only a trajectory that moves on by segments may still come to it).
+    """
+
+    def __init__(self, num_slots: int, write_lease: Callable[[int, int], None], retired: Callable[[int], None]) -> None:
         self._versions = [EMPTY] * num_slots
         self._leases = [0] * num_slots
         self._write_lease = write_lease
-        self.committed = -1
+        self._retired = retired
+        self.committed = EMPTY
+        self.lease_returned = asyncio.Event()  # for who waits for a free slot; set by what ends the wait, too
 
     def published(self, version: int, slot: int) -> None:
         """`version` is now READY in `slot`, and the committed one."""
         if self._leases[slot]:
             raise RunError(f"Version {version} was written into slot {slot}, which {self._leases[slot]} still lease.")
+        before, self.committed = self.committed, version
         self._versions[slot] = version
-        self.committed = version
+        if before != EMPTY:
+            self._retire_unless_held(before)
 
     def slot_of(self, version: int) -> int:
         """Raises RunError when no slot holds `version` any more."""
@@ -46,14 +55,13 @@ class SlotTable:
         self._write_lease(slot, self._leases[slot])
         return slot
 
-    def release(self, version: int) -> bool:
-        """Give one hold back. True: nobody holds `version` now, and it is not the committed one: most likely nobody
-        ever will (only a trajectory that moves on by segments may still come to it).
-        """
+    def release(self, version: int) -> None:
+        """Give one hold back."""
         slot = self.slot_of(version)
         self._leases[slot] -= 1
         self._write_lease(slot, self._leases[slot])
-        return self._leases[slot] == 0 and version != self.committed
+        self.lease_returned.set()
+        self._retire_unless_held(version)
 
     def num_leases(self, version: int) -> int:
         return self._leases[self.slot_of(version)]
@@ -73,3 +81,7 @@ class SlotTable:
         slot = min(free)[1]
         self._versions[slot] = EMPTY
         return slot
+
+    def _retire_unless_held(self, version: int) -> None:
+        if self.num_leases(version) == 0 and version != self.committed:
+            self._retired(version)

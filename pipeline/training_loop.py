@@ -76,7 +76,7 @@ class TrainingLoop:
         """End after the update that has begun; a wait for the next batch ends at once, with Stopped."""
         self._stop = True
         self.intake.close(Stopped())
-        self._run.lease_returned.set()  # a wait for a slot ends, too
+        self._run.slots.lease_returned.set()  # a wait for a slot ends, too
 
     def num_consumed(self) -> int:
         """Groups that nothing is left of to train: trained, or discarded in part. Call it when the run has ended."""
@@ -207,10 +207,10 @@ class TrainingLoop:
         while (slot := slots.slot_for_next()) is None:
             culprit = self._slot_culprit()
             self.waits.begin(n, culprit)
-            self._run.lease_returned.clear()
+            self._run.slots.lease_returned.clear()
             try:
                 async with asyncio.timeout(REPORT_SECONDS):
-                    await self._run.lease_returned.wait()
+                    await self._run.slots.lease_returned.wait()
             except TimeoutError:
                 self.waits.report(culprit)
             self.waits.slot_seconds = self._clock() - began

@@ -48,7 +48,7 @@ class TrajectoryRequests:
         self._anchor: int | None = None
         self.version: int | None = None  # the one that all requests are pinned to; None: each chooses its own
         if pinned is not None or engine.sampling_policy == "trajectory":
-            self.version = run.version if pinned is None else pinned
+            self.version = run.slots.committed if pinned is None else pinned
             self._lease(self.version)
         sampler.num_trajectories += 1
 
@@ -83,7 +83,7 @@ class TrajectoryRequests:
             return Pick(self.version, self._run.slots.slot_of(self.version))
         choice = choose_version(
             self._kv_cache,
-            committed=self._run.version,
+            committed=self._run.slots.committed,
             resident=self._run.slots.resident,
             last=self._last,
             anchor=self._anchor,
@@ -109,5 +109,5 @@ class TrajectoryRequests:
 
     def _give_back(self) -> None:
         if self._leased is not None:
-            self._run.release(self._leased)
+            self._run.slots.release(self._leased)
             self._leased = None

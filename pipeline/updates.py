@@ -73,7 +73,7 @@ class Updates:
         self, batch: int, *, slot: int, groups: Sequence[int], epoch: int, lr: float, gradient_scale: float
     ) -> dict[str, float]:
         """The gate, the step, the new weights in their slot. Returns the learner's metrics."""
-        run, version = self._run, self._run.version
+        run, version = self._run, self._run.slots.committed
         # The step follows at once: the learner works in order, and needs no word from here in between.
         began = self._clock()
         published = await run.learner.optim_step(
@@ -91,7 +91,7 @@ class Updates:
         run.events.log(
             "optim", step=batch, **{"from": version, "to": published.version}, seconds=round(self._clock() - began, 6)
         )
-        run.publish(published)
+        run.slots.published(published.version, published.slot)
         seconds = metrics["train/publish_seconds"]
         run.events.log(
             "published", version=published.version, slot=published.slot, bytes=num_bytes, seconds=round(seconds, 6)

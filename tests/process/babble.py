@@ -111,7 +111,7 @@ async def until(condition):
 
 async def stop_sampler_in_mid_reply(model):
     """A sampler that has a first request of group 0 stands still until the next version is published."""
-    await until(lambda: model._run is not None and model._run.version == 0)
+    await until(lambda: model._run is not None and model._run.slots.committed == 0)
     run = model._run
     while True:
         await until(lambda: any(request.group == 0 for client in run.samplers for request in client._sent.values()))
@@ -121,8 +121,8 @@ async def stop_sampler_in_mid_reply(model):
         try:
             await asyncio.sleep(0.02)  # what it had answered already arrives
             if any(request.group == 0 and request.generated == 0 for request in client._sent.values()):
-                assert run.version == 0
-                await until(lambda: run.version >= 1)
+                assert run.slots.committed == 0
+                await until(lambda: run.slots.committed >= 1)
                 return
         finally:
             os.kill(pid, signal.SIGCONT)
@@ -133,7 +133,7 @@ def hold_requests_of_group_0(monkeypatch):
     generate = TrajectoryRequests.generate
 
     async def later(requests, context, max_tokens, generated):
-        await until(lambda: requests._run.version >= LEAST_VERSIONS[generated // SEGMENT_TOKENS])
+        await until(lambda: requests._run.slots.committed >= LEAST_VERSIONS[generated // SEGMENT_TOKENS])
         return await generate(requests, context, max_tokens, generated)
 
     def held(requests, context, max_tokens, generated):

@@ -50,7 +50,7 @@ def make_trainer(
 def published_weights(model: rl.Supervisor, version: int | None = None) -> np.ndarray:
     """A copy of the slot of `version` (None: the committed one), float32."""
     run = model._run
-    slot = run.slots.slot_of(run.version if version is None else version)
+    slot = run.slots.slot_of(run.slots.committed if version is None else version)
     fields = run._blocks.learner_config()["slots"]["blocks"][slot]
     with Block.open(fields["path"], fields["num_bytes"]) as block:
         return np.frombuffer(block.view, dtype=np.float32).copy()

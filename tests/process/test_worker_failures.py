@@ -127,7 +127,7 @@ def test_learner_killed_while_a_batch_larger_than_its_ring_is_sent_ends_the_run(
 
 
 def ask(run, group, max_tokens):
-    version = run.version
+    version = run.slots.committed
     return run.samplers[0].generate(
         priority=(0,),
         group=group,
@@ -166,8 +166,8 @@ def test_request_whose_trajectory_is_released_gives_its_room_and_place_back(tmp_
                 await asyncio.sleep(0)
                 number = max(run.samplers[0]._sent)
                 assert run.samplers[0]._sent[number].group == 10**6
-                version, held = run.version, run.slots.num_leases(run.version)
-                run.samplers[0].release(10**6, 0, then=lambda: run.release(version))
+                version, held = run.slots.committed, run.slots.num_leases(run.slots.committed)
+                run.samplers[0].release(10**6, 0, then=lambda: run.slots.release(version))
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
                 assert run.slots.num_leases(version) == held  # the sampler may read the slot still

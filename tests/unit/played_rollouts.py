@@ -152,16 +152,9 @@ class Run:
         self.hosts = hosts
         self.failure = None
         self.environments = EnvironmentClient([lambda message: self.hosts.send(self.environments, message)], self.fail)
-        self.slots = SlotTable(2, lambda slot, leases: None)
+        self.slots = SlotTable(2, lambda slot, leases: None, lambda version: None)
         self.slots.published(0, 0)
         self._on_failure = []
-
-    @property
-    def version(self):
-        return self.slots.committed
-
-    def release(self, version):
-        self.slots.release(version)
 
     def on_failure(self, callback):
         self._on_failure.append(callback)

@@ -16,9 +16,15 @@ def written():
 
 
 @pytest.fixture
-def table(written):
+def retired():
+    """The versions that it was told nobody holds any more, in order."""
+    return []
+
+
+@pytest.fixture
+def table(written, retired):
     """Three slots, version 0 committed in slot 0."""
-    table = SlotTable(3, written.__setitem__)
+    table = SlotTable(3, written.__setitem__, retired.append)
     table.published(0, 0)
     return table
 
@@ -26,20 +32,29 @@ def table(written):
 def test_leases_are_counted_per_version_and_told_to_the_ledger(table, written):
     assert [table.lease(0), table.lease(0)] == [0, 0]
     assert table.num_leases(0) == 2 and written == {0: 2}
-    assert table.release(0) is False
+    table.release(0)
     assert table.num_leases(0) == 1 and written == {0: 1}
 
 
-def test_committed_version_stays_wanted_without_a_lease(table):
+def test_committed_version_stays_wanted_without_a_lease(table, retired):
     table.lease(0)
-    assert table.release(0) is False  # the next trajectory may lease it
+    table.release(0)
+    assert retired == []  # the next trajectory may lease it
 
 
-def test_last_release_of_an_older_version_says_that_it_can_go(table):
+def test_older_version_is_retired_with_its_last_lease(table, retired):
     table.lease(0)
     table.lease(0)
     table.published(1, 1)
-    assert (table.release(0), table.release(0)) == (False, True)
+    table.release(0)
+    assert retired == []
+    table.release(0)
+    assert retired == [0]
+
+
+def test_version_that_nobody_holds_is_retired_by_its_successor(table, retired):
+    table.published(1, 1)
+    assert retired == [0]
 
 
 def test_next_version_goes_into_an_empty_slot_first_then_over_the_oldest(table):
@@ -92,7 +107,8 @@ class Slots(RuleBasedStateMachine):
     @initialize(num_slots=st.integers(2, 5))
     def begin(self, num_slots):
         self.ledger = {}
-        self.table = SlotTable(num_slots, self.ledger.__setitem__)
+        self.retired = []
+        self.table = SlotTable(num_slots, self.ledger.__setitem__, self.retired.append)
         self.num_slots = num_slots
         self.table.published(0, 0)
         self.version = 0
@@ -113,7 +129,9 @@ class Slots(RuleBasedStateMachine):
         self.leases[version] -= 1
         if not self.leases[version]:
             del self.leases[version]
-        assert self.table.release(version) == (version not in self.leases and version != self.version)
+        self.retired.clear()
+        self.table.release(version)
+        assert self.retired == ([version] if version not in self.leases and version != self.version else [])
 
     @rule()
     def publish(self):
@@ -131,7 +149,9 @@ class Slots(RuleBasedStateMachine):
             del self.place[version]
         self.version += 1
         self.place[self.version] = slot
+        self.retired.clear()
         self.table.published(self.version, slot)
+        assert self.retired == ([] if self.version - 1 in self.leases else [self.version - 1])
 
     @invariant()
     def every_leased_version_is_where_it_was(self):

@@ -45,8 +45,8 @@ class Play:
 
     def __init__(self, pinned=None, **engine):
         self.leases = [0] * 4
-        self.slots = SlotTable(4, self.leases.__setitem__)
         self.retired = []
+        self.slots = SlotTable(4, self.leases.__setitem__, self.retired.append)
         self.slots.published(0, 0)
         self.counters, self.sampler = SamplingCounters(), Sampler()
         run = self
@@ -54,17 +54,9 @@ class Play:
             run, self.sampler, 3, 1, priority=0, pinned=pinned, engine=EngineConfig(**engine), counters=self.counters
         )
 
-    @property
-    def version(self):
-        return self.slots.committed
-
-    def release(self, version):
-        if self.slots.release(version):
-            self.retired.append(version)
-
     def publish(self):
         slot = self.slots.slot_for_next()
-        self.slots.published(self.version + 1, slot)
+        self.slots.published(self.slots.committed + 1, slot)
 
     def leased(self):
         return {version for version in self.slots.resident if self.slots.num_leases(version)}
@@ -116,7 +108,7 @@ def test_hold_moves_its_lease_with_each_request_and_keeps_it_between_them():
         assert await play.segment(publishes=1) == (0, 2)
         assert play.leased() == {0}
         assert await play.segment(kv_version=0, publishes=2) == (1, 2)
-        assert play.leased() == {1} and play.retired == [0]
+        assert play.leased() == {1} and play.retired == [0, 2]  # 2 was passed over, so far
         assert await play.segment(kv_version=0) == (2, 2)  # 3 is committed, and too new for KV of version 0
         play.publish()
         assert await play.segment(kv_version=2) == (2, 2)  # the sampler had lost the KV and computed it anew
