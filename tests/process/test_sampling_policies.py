@@ -50,6 +50,9 @@ def train_across_updates(model, run_dir, monkeypatch, sampling):
     asyncio.run(asyncio.wait_for(train(), 2 * SECONDS))
     assert audit(run_dir) == 0
     assert recorder.leases == [0] * 6  # of max_staleness + 2 slots
+    for batch in events_of(run_dir, "batch"):  # however new its last segment is, a group is as old as its oldest
+        oldest = min(one.version for member in (0, 1) for one in recorder.segments[batch["groups"][0], member])
+        assert batch["age_max"] == batch["version"] - oldest
     return recorder, steps
 
 
