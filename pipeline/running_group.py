@@ -97,8 +97,8 @@ class RunningGroup:
         self.loops.pop(member)
         if self.failure is None:
             self.failure = error
-            for loop in list(self.loops.values()):
-                loop.stop(GROUP_FAILED, discard=True)
+            for other in list(self.loops):
+                self._stop(other, GROUP_FAILED, discard=True)
         self._give_up_if_idle()
 
     def _give_up_if_idle(self) -> None:
@@ -113,13 +113,18 @@ class RunningGroup:
         if decision.emit is not None:
             self._hand_over(decision.emit, decision.final)
         for member in decision.stop:
-            loop = self.loops.get(member)
-            if loop is not None:
-                loop.stop(decision.cause, discard=self._progress.discards)
+            if member in self.loops:
+                self._stop(member, decision.cause, discard=self._progress.discards)
             else:  # it never had a slot
                 self._left_out.add(member)
                 self._log.discarded(Trajectory(self.group, member, self.row_index), decision.cause)
                 self._follow(self._progress.gone(member))
+
+    def _stop(self, member: int, cause: str, *, discard: bool) -> None:
+        """A running request is let to its end; one that still waits for its turn is not made any more."""
+        self.loops[member].stop(cause, discard=discard)
+        if member in self.requests:
+            self.requests[member].withdraw()
 
     def _hand_over(self, members: tuple[int, ...], final: bool) -> None:
         trajectories = [self._waiting.pop(member) for member in members]

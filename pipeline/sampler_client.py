@@ -160,6 +160,13 @@ class SamplerClient:
         self._flush_soon()
         return future
 
+    def withdraw(self, group: int, member: int) -> None:
+        """The trajectory is to end: its request, if it has not left yet, is answered with no tokens."""
+        for *_, request in self._waiting:
+            if (request.group, request.member) == (group, member) and not request.future.done():
+                version = -1 if request.picked is None else request.picked.version
+                request.future.set_result(SegmentResult([], [], version, version, 0, False, 0.0, 0.0))
+
     def release(self, group: int, member: int, then: Callable[[], None]) -> None:
         """The trajectory has ended; its KV may go. `then` is called when the sampler computes nothing of it any more.
 

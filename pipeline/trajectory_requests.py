@@ -72,6 +72,10 @@ class TrajectoryRequests:
             future.add_done_callback(self._answered)  # before whoever awaits it goes on
         return future
 
+    def withdraw(self) -> None:
+        """The trajectory is to end: a request that has not left yet is answered with no tokens."""
+        self.sampler.withdraw(self._group, self._member)
+
     def close(self) -> None:
         """The trajectory has ended: its KV goes, and its lease once no sampler computes with the slot any more."""
         self.sampler.num_trajectories -= 1

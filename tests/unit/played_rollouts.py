@@ -48,6 +48,7 @@ class Sampler:
         self.num_trajectories = 0
         self.requests = {}  # (group, member) -> [start, end, cap, returned]
         self.running = 0
+        self.withdrawn = []  # (group, member) of those who were asked for what has not left
         self._ticks = ticks_per_token
         self._left = {
             (group, member): list(played["turns"])
@@ -78,6 +79,10 @@ class Sampler:
 
         loop.call_later(seconds, answer)
         return future
+
+    def withdraw(self, group, member):
+        """Every request leaves at once here."""
+        self.withdrawn.append((group, member))
 
     def release(self, group, member, then):
         then()

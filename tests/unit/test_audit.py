@@ -300,6 +300,50 @@ def test_portions_are_consumed_by_member():
     assert log.findings() == []
 
 
+def closed_log(stragglers, late, **run):
+    """A group of three, two of which end: the third is discarded after the batch (`late`), or before it."""
+    log = Log(on_stragglers=stragglers, steps=1, groups_per_step=1, group_size=3, **run)
+    log.admit(0, 0)
+    for name in ("0.0", "0.1"):
+        log.start(name, 0), log.sample(name, 0, 3), log.finish(name)
+    if late:
+        log.start("0.2", 0), log.sample("0.2", 0, 4)
+        log("ready", group=0)
+        log.train(1, 0, [0], [0], members=[[0, 1]], tokens=6)
+        log.sample("0.2", 0, 1)  # the request that was not interrupted
+    log("discarded", trajectory="0.2", group=0, cause="group_deadline", tokens=5 if late else 0)
+    if not late:  # it had not started
+        log("ready", group=0)
+        log.train(1, 0, [0], [0])
+    return log
+
+
+def test_discarded_members_may_end_after_their_groups_batch():
+    log = closed_log("discard", True, stale_policy="mask_span")
+    log.end(steps=1, admitted=1, consumed=1)
+    assert log.findings() == []
+
+
+def test_a_group_whose_discarded_member_still_runs_is_outstanding():
+    log = closed_log("discard", True, stale_policy="mask_span")
+    log.events.pop()
+    log.end(steps=1, admitted=1, outstanding=1)
+    assert log.findings() == []
+
+
+def test_a_member_that_never_started_may_be_discarded():
+    log = closed_log("truncate", False)
+    log.end(steps=1, admitted=1, consumed=1)
+    assert log.findings() == []
+
+
+def test_a_group_without_a_word_of_one_member_is_not_ready():
+    log = closed_log("truncate", False)
+    log.events = [event for event in log.events if event["event"] != "discarded"]
+    log.end(steps=1, admitted=1, consumed=1)
+    assert any("ready twice or too early" in finding for finding in log.findings())
+
+
 def test_a_resume_goes_on_where_the_log_ended(log):
     cut = next(i for i, event in enumerate(log.events) if event["event"] == "published") + 1
     again = log.events[0] | {"t": log.events[cut]["t"], "version": 1, "resumed": 1}

@@ -153,6 +153,7 @@ def test_a_failed_group_ends_alone_and_leaves_nothing():
     assert isinstance(failed, GroupFailed) and failed.cause == "It broke."
     assert failed_at == 80  # at 30 member 2 fails; member 0's request of 8 tokens, which is not interrupted, ends at 80
     assert failed.tokens == 8 + 2 + 3
+    assert played.sampler.withdrawn == [(0, 0), (0, 1)]
     assert isinstance(whole, Group) and whole.members == [0, 1, 2, 3]
     assert (0, 3) not in [(one, who) for _, one, who in starts(played)]
     assert_nothing_is_left(played)

@@ -302,3 +302,21 @@ def test_answer_to_a_cancelled_request_is_taken_and_dropped(client):
         return (await futures[1]).tokens, client._limit.outstanding
 
     assert run(test()) == ([7, 8], 0)
+
+
+def test_only_a_request_that_has_not_left_can_be_withdrawn():
+    client = SamplerClient(0, RequestLimit(1), give_up)
+
+    async def test():
+        sampler = FakeSampler(client)
+        futures = [ask(client, member=member) for member in range(3)]
+        await tick()
+        for member in (0, 1):  # the first is with the sampler, the others wait behind the limit
+            client.withdraw(0, member)
+        withdrawn = [future.done() and future.result().tokens for future in futures]
+        sampler.answer(1)
+        await tick()
+        sampler.answer(3)
+        return withdrawn, futures[0].result().tokens, (await futures[2]).tokens, client._limit.outstanding
+
+    assert run(test()) == ([False, [], False], [7, 8], [7, 8], 0)
