@@ -7,25 +7,9 @@ import torch
 from shm.block import Block
 from shm.ledger import Ledger, LedgerShape
 from shm.weights import WeightSlots, open_slots
-from workers.channel import WorkerChannel
-from workers.messages import EndRun, Message, RunEnded, Start, Stop
 from workers.model_config import ModelConfig, layout
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-IDLE_SECONDS = 3600.0  # how long one look for the next run's start takes; there is no bound on their number
-
-
-def next_config(channel: WorkerChannel, ending: Message) -> dict[str, Any] | None:
-    """The config of the next run, or None to end. `ending` (Stop, Start, EndRun) ended the one before, which must be
-    closed.
-    """
-    message: Message | None = ending
-    while not isinstance(message, Start | Stop):  # whatever else comes belongs to the run that is over
-        if isinstance(message, EndRun):
-            channel.send(RunEnded())
-        message = channel.receive(IDLE_SECONDS)  # an idle worker dies with its supervisor
-    return message.config if isinstance(message, Start) else None
 
 
 class Attachments:

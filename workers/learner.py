@@ -5,55 +5,35 @@ written; only then it answers `Published`, and only after that answer does anyon
 version.
 """
 
-import os
 import time
 from typing import Any
 
 import numpy as np
-import torch
 
 from shm.errors import GateError
 from shm.gate import refusal
 from shm.ledger import Activity, State
 from shm.queue import QueueConsumer
-from workers.attach import DTYPES, Attachments, next_config
+from workers.attach import DTYPES, Attachments
 from workers.channel import WorkerChannel
 from workers.messages import (
     Consumed,
-    EndRun,
     ForwardBackward,
     GradientsDone,
     Message,
     OptimStep,
     Payload,
     Published,
-    Ready,
-    Start,
-    Stop,
 )
 from workers.packing import TrainingRows
+from workers.serving import HEARTBEAT_SECONDS, ends_run, introduce, serve_run
 from workers.training import Trainee
 from workers.transfer import Inbox
-
-HEARTBEAT_SECONDS = 0.25
 
 
 def serve(channel: WorkerChannel, config: dict[str, Any]) -> dict[str, Any] | None:
     """One run; returns the next one's config, or None when told to stop."""
-    torch.set_num_threads(config["threads"])
-    return next_config(channel, _serve_run(channel, config))
-
-
-def _serve_run(channel: WorkerChannel, config: dict[str, Any]) -> Message:
-    """To the message that ends the run. A function of its own: with its variables goes what maps the run's memory."""
-    attached = Attachments(config)
-    try:
-        learner = Learner(channel, config, attached)
-        learner.publish(version=0, slot=0)
-        channel.send(Ready(detail={"slots": learner.exported_slots}))
-        return learner.loop()
-    finally:
-        attached.close()
+    return serve_run(channel, config, Learner)
 
 
 class Learner:
@@ -62,9 +42,7 @@ class Learner:
     def __init__(self, channel: WorkerChannel, config: dict[str, Any], attached: Attachments) -> None:
         self._channel = channel
         self._ledger = attached.ledger
-        self._row = self._ledger.worker(config["worker"])
-        self._row.introduce(os.getpid(), channel.incarnation)
-        self._row.beat(Activity.STARTING)
+        self._row = introduce(channel, config, attached)
         batches = attached.block("batches_queue")
         self._inbox = Inbox(QueueConsumer(batches.view))
         self._slots = attached.open_slots()  # before anything else takes device memory
@@ -90,10 +68,10 @@ class Learner:
             device=config["device"],
         )
 
-    @property
-    def exported_slots(self) -> dict[str, Any]:
-        """How samplers open the slots: as given on the CPU, as IPC handles on CUDA."""
-        return self._slots.description()
+    def begin(self) -> dict[str, Any]:
+        """Publish version 0; tell how samplers open the slots: as given on the CPU, as IPC handles on CUDA."""
+        self.publish(version=0, slot=0)
+        return {"slots": self._slots.description()}
 
     def loop(self) -> Message:
         """Serve; returns the message that ends the run."""
@@ -104,7 +82,7 @@ class Learner:
             if message is None:
                 continue
             self._row.beat(Activity.BUSY, num_updates)
-            if isinstance(message, Stop | Start | EndRun):
+            if ends_run(message):
                 return message
             if isinstance(message, Payload):
                 self._inbox.add_piece(message)

@@ -5,7 +5,6 @@ take one step, send back what it finished. A request names its version and the s
 holds a lease on that slot until it says `Release`, so the weights are used in place, without a copy.
 """
 
-import os
 from typing import Any
 
 import numpy as np
@@ -15,44 +14,27 @@ from shm.errors import WeightsError
 from shm.ledger import Activity, Ledger, State
 from shm.queue import QueueConsumer, QueueProducer
 from shm.weights import WeightSlots
-from workers.attach import DTYPES, Attachments, next_config
+from workers.attach import DTYPES, Attachments
 from workers.channel import WorkerChannel
 from workers.engine import Engine
 from workers.engine_requests import EngineRequest, FinishedSegment
 from workers.messages import (
-    EndRun,
     Generate,
     GenerateRequest,
     Message,
     Payload,
-    Ready,
     Release,
     Segment,
     Segments,
-    Start,
-    Stop,
 )
 from workers.model import bind_weights
+from workers.serving import HEARTBEAT_SECONDS, ends_run, introduce, serve_run
 from workers.transfer import Inbox
-
-HEARTBEAT_SECONDS = 0.25  # how long an idle sampler listens before it beats again
 
 
 def serve(channel: WorkerChannel, config: dict[str, Any]) -> dict[str, Any] | None:
     """One run; returns the next one's config, or None when told to stop."""
-    torch.set_num_threads(config["threads"])
-    return next_config(channel, _serve_run(channel, config))
-
-
-def _serve_run(channel: WorkerChannel, config: dict[str, Any]) -> Message:
-    """To the message that ends the run. A function of its own: with its variables goes what maps the run's memory."""
-    attached = Attachments(config)
-    try:
-        sampler = Sampler(channel, config, attached)
-        channel.send(Ready(detail={}))
-        return sampler.loop()
-    finally:
-        attached.close()
+    return serve_run(channel, config, Sampler)
 
 
 class Sampler:
@@ -62,9 +44,7 @@ class Sampler:
         self._channel = channel
         self._attached = attached
         self._ledger: Ledger = attached.ledger
-        self._row = self._ledger.worker(config["worker"])
-        self._row.introduce(os.getpid(), channel.incarnation)
-        self._row.beat(Activity.STARTING)
+        self._row = introduce(channel, config, attached)
         requests = attached.block("requests_queue")
         self._inbox = Inbox(QueueConsumer(requests.view))
         self._replies = QueueProducer(attached.block("replies_queue").view)
@@ -87,6 +67,10 @@ class Sampler:
             dtype=DTYPES[config["dtype"]],
         )
 
+    def begin(self) -> dict[str, Any]:
+        """Nothing: it is ready."""
+        return {}
+
     def loop(self) -> Message:
         """Serve; returns the message that ends the run."""
         num_segments = 0
@@ -94,7 +78,7 @@ class Sampler:
             self._row.beat(Activity.BUSY if self.engine.has_work else Activity.IDLE, num_segments)
             message = self._channel.receive(0.0 if self.engine.has_work else HEARTBEAT_SECONDS)
             while message is not None:
-                if isinstance(message, Stop | Start | EndRun):
+                if ends_run(message):
                     return message
                 self._take(message)
                 message = self._channel.receive(0.0)
