@@ -1,6 +1,7 @@
 """What a user sees of a run: one live line on a terminal, plain lines elsewhere, and a summary at its end."""
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -25,6 +26,13 @@ FILES = {  # what a run directory may hold that a user wants to open
 }
 
 
+class _Console(Console):
+    """Raises BrokenPipeError when its reader is gone (`… | head`), where rich would end the process from within."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # called while the BrokenPipeError is handled
+
+
 class Progress:
     """Shows steps as they are trained. Writes to stdout only; `close` must be called."""
 
@@ -44,7 +52,7 @@ class Progress:
         self._steps = steps
         self._mode = mode
         self._waits_for = waits_for
-        self._console = console or Console(highlight=False)
+        self._console = console or _Console(highlight=False)
         self._clock = clock
         self._began = clock()
         self._times: deque[float] = deque(maxlen=SPEED_STEPS + 1)  # ends of steps: start-up is no step's time
@@ -75,9 +83,10 @@ class Progress:
 
     async def watch(self) -> None:
         """`remind` once a second, until cancelled: a run that stalls shows no step that could tell of it."""
-        while True:
-            await asyncio.sleep(1.0)
-            self.remind()
+        with contextlib.suppress(BrokenPipeError):  # `show` raises it, too, where the run can be ended in order
+            while True:
+                await asyncio.sleep(1.0)
+                self.remind()
 
     def remind(self) -> None:
         """Where no live line does it: tell whom the trainer waits for, if nothing was told for WAIT_SECONDS."""

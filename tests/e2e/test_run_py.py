@@ -1,16 +1,19 @@
 """`python run.py` from its start to its exit code, each time looked at from outside."""
 
 import contextlib
+import json
 import os
 import signal
 import stat
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from run_py import RunPy, audit, wait_until_gone
+from run_py import PATIENCE_SECONDS, ROOT, SMALL, RunPy, audit, wait_until_gone
 
 LONG = ("--steps", "100000")  # longer than any test: something else ends it
 GONE_SECONDS = 5.0  # within which all workers of a killed supervisor must be gone
@@ -294,4 +297,29 @@ def test_dead_learner_is_one_sentence_and_exit_1(start, temporary):
     assert [event["status"] for event in run.events("end")] == ["failed"]
     assert audit(run.run_dir).returncode == 0
     assert "failed after" in run.stdout
+    assert socket_directories(temporary) == []
+
+
+def test_reader_that_goes_away_ends_the_run_in_order_and_in_silence(tmp_path, temporary):
+    """`python run.py … | head -1`."""
+    command = [sys.executable, str(ROOT / "run.py"), *LONG, *SMALL, "--device", "cpu", "--run-dir", "run"]
+    run = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"TMPDIR": temporary},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        while b" | reward " not in (line := run.stdout.readline()):
+            assert line.startswith(b"async: starting | waits: "), run.stderr.read()
+        run.stdout.close()
+        assert (run.wait(PATIENCE_SECONDS), run.stderr.read()) == (1, b"")
+    finally:
+        run.kill()
+        run.stderr.close()
+        run.wait()
+    (end,) = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()[-1:]]
+    assert (end["event"], end["status"]) == ("end", "stopped")
     assert socket_directories(temporary) == []
