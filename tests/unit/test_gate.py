@@ -94,3 +94,15 @@ def test_a_group_past_its_deadline_is_refused():
 
 def test_a_reservation_of_a_version_not_yet_committed_is_refused():
     assert ask(left_behind=[(3, 11), (4, 9)]).startswith("Group 3 is reserved as admitted at version 11")
+
+
+def test_segments_that_weigh_nothing_may_be_old_and_never_new():
+    assert ask(versions=[9, 10], weightless=[0, 7]) is None  # mask_span
+    assert "policy version 7, which is 3 updates old" in ask(versions=[7], weightless=[0])
+    assert "policy version 11, newer than" in ask(weightless=[11])
+
+
+def test_without_a_bound_only_segments_from_the_future_are_refused():
+    assert ask(versions=[0, 10], left_behind=[], max_staleness=None) is None  # keep
+    assert "policy version 11, newer than" in ask(versions=[11], left_behind=[], max_staleness=None)
+    assert "policy version -1" in ask(versions=[-1], left_behind=[], max_staleness=None)
