@@ -1,5 +1,8 @@
 """Whole runs whose groups close by a deadline, and whose trajectories end or start anew by the loop's rules."""
 
+import itertools
+from collections import Counter
+
 import pytest
 from running import audit, events_of, make_trainer
 
@@ -83,6 +86,28 @@ def test_stragglers_are_carried_over_into_a_part_of_their_own(model, tmp_path):
     assert parts and all(set(members) in ({0, 1}, {2, 3}, {2}, {3}, {0}, {1}) for _, members in parts)
     trained = [(group, member) for group, members in parts for member in members]
     assert len(trained) == len(set(trained)) == 3 * 16
+
+
+@pytest.mark.filterwarnings(RISKS)
+def test_batches_of_parts_count_trajectories_and_a_group_may_train_in_two(model, tmp_path):
+    run_uneven(
+        model,
+        tmp_path,
+        stragglers="carry_over",
+        stale_policy="mask_span",
+        allow_trajectory_loss=True,
+        advantage=rl.Batchwise(),
+        groups_per_step=3,
+    )
+    batches = events_of(tmp_path / "run", "batch")
+    assert all(sum(map(len, batch["members"])) == 3 * 4 for batch in batches)
+    groups = [set(batch["groups"]) for batch in batches]
+    assert any(one & other for one, other in itertools.pairwise(groups))
+    trained = Counter()
+    for batch in batches:
+        trained.update(group for group, part in zip(batch["groups"], batch["members"], strict=True) for _ in part)
+    (end,) = events_of(tmp_path / "run", "end")
+    assert end["consumed"] == sum(members == 4 for members in trained.values())
 
 
 @pytest.mark.filterwarnings(RISKS)
