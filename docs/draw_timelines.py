@@ -233,7 +233,8 @@ def draw_timeline(run_dir: Path, path: Path) -> None:
         for index, group in enumerate(bar for bar in batch.groups if overlaps(bar, window)):
             draw(group, top - index * height, 0.8 * height, colour)
         left = max(batch.sampling.start - window.start, 0.0)
-        axis.text(left, top + 0.16, f"batch {batch.step}", color=colour, va="bottom", clip_on=True)
+        if left < 0.93 * (window.end - window.start):  # or there is no room for it
+            axis.text(left, top + 0.16, f"batch {batch.step}", color=colour, va="bottom")
         ticks[top - 0.28] = "sampling" if lane == 0 else ""
     for batch in batches:
         if batch.learner and overlaps(batch.learner, window):
