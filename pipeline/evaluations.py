@@ -185,7 +185,8 @@ class Evaluations:
                 if isinstance(result, BaseException):
                     raise result
                 if isinstance(result, GroupFailed):
-                    raise TrajectoryError(f"The evaluation of version {version} failed: {result.cause}")
+                    row = -1 - result.group
+                    raise TrajectoryError(f"The evaluation of version {version} failed at row {row}: {result.cause}")
                 self._rows_done += 1
                 trajectories += result.trajectories
             return trajectories

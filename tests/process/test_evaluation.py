@@ -121,7 +121,7 @@ def test_failed_evaluation_stops_the_run_and_keeps_its_updates(model, tmp_path):
             (tmp_path / "go").touch()
 
     trainer = held_trainer(model, tmp_path, rl.Evaluator([HELD | {"fails": True}], every=100_000, group_size=2))
-    with pytest.raises(rl.TrajectoryError, match=r"The evaluation of version 0 failed: .*KeyError"):
+    with pytest.raises(rl.TrajectoryError, match=r"The evaluation of version 0 failed at row 0: .*KeyError"):
         train(trainer, 100_000, on_step=let_go)
     assert trainer.evaluations == [] and results_of(tmp_path / "run") == []
     updates = len(events_of(tmp_path / "run", "published"))
