@@ -52,7 +52,8 @@ def summary(arms: Sequence[StalenessArm]) -> list[dict[str, Any]]:
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """`summary` as the table of docs/async.md: medians over the seeds, with the range of what varies."""
     lines = [
-        "| `max_staleness` | `concurrency` | steps/s | against 0 (same seed) | mean age | waits for the bound | held-out reward |",
+        "| `max_staleness` | `concurrency` | steps/s | against 0 (same seed) | mean age | waits for the bound "
+        "| held-out reward |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
