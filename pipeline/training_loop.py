@@ -120,9 +120,9 @@ class TrainingLoop:
         metrics["train/gradient_scale"] = training.gradient_scale
         metrics["train/lr"] = learning_rate(self._config.optimizer, n - 1, self._scheduler.rules.steps)
         if slot is not None:
-            self._training = n
             for rows in rest:
-                await self._updates.submit(n, rows)
+                await self._submit(n, rows)
+            self._training = n
             metrics |= await self._updates.step(
                 n,
                 slot=slot,
@@ -171,7 +171,7 @@ class TrainingLoop:
             whole |= self._config.stale_policy == "wait"
             self._scheduler.receive(result.group, None if whole else result.members, result.final)
             for rows in streamed.add(result) if streamed is not None else ():
-                await self._updates.submit(n, rows)
+                await self._submit(n, rows)
         self.waits.end()
         return choice
 
@@ -233,6 +233,12 @@ class TrainingLoop:
         return Culprit("slot", group, trajectory, detail)
 
     # --- training ------------------------------------------------------------------------------------------------
+
+    async def _submit(self, n: int, rows: Rows) -> None:
+        """Hand the learner rows of batch `n`; waits for it while too much of the batch is with it already."""
+        self._training = n
+        await self._updates.submit(n, rows)
+        self._training = 0
 
     def _make_batch(self, groups: Sequence[Group]) -> tuple[list[Rows], TrainingBatch]:
         """The batch in one piece."""

@@ -7,7 +7,9 @@ import pytest
 from running import audit, events_of, make_trainer
 
 import pipeline as rl
+from pipeline.batches import make_batch
 from pipeline.tasks import guess
+from workers.errors import WorkerDied
 
 ROWS = guess.train_rows(0)[:64]
 ALLOWED = {
@@ -99,6 +101,20 @@ def test_step_waits_for_a_slot_when_old_trajectories_lease_them_all(model, tmp_p
     assert audit(tmp_path / "run") == 0
 
 
+@pytest.mark.filterwarnings("ignore:.*lets tokens get older")
+def test_stop_during_a_wait_for_a_slot_leaves_the_batch_untrained(model, tmp_path):
+    def stop(words):
+        if "weight slots are leased" in words:
+            trainer.request_stop()
+
+    trainer = held_trainer(model, tmp_path, max_staleness=1, stale_policy="keep", **ALLOWED["keep"])
+    steps = train_watched(trainer, held_rows(0, 8), 4, on_wait=stop)
+    assert trainer.stopped and [step.n for step in steps] == [1, 2]
+    (end,) = events_of(tmp_path / "run", "end")
+    assert (end["status"], end["steps"], end["consumed"]) == ("stopped", 2, 8)
+    assert audit(tmp_path / "run") == 0
+
+
 def test_surplus_groups_stay_eligible(model, tmp_path):
     """With half a batch of surplus, the first batch does without group 0, which trains in a later one."""
 
@@ -164,3 +180,21 @@ def test_very_slow_members_keep_their_place_and_every_wait_is_explained(model, t
     waited = sum(step.metrics["staleness/wait_seconds"] for step in steps)
     assert waited == pytest.approx(sum(event["seconds"] for event in waits), abs=0.2)
     assert audit(run_dir) == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*lets tokens get older")
+def test_learner_refuses_an_old_token_that_the_supervisor_forgot_to_mask(model, tmp_path, monkeypatch):
+    """The last test here: the learner ends with it."""
+
+    def unmasked(groups, *, mask_older_than, **options):
+        return make_batch(groups, mask_older_than=None, **options)
+
+    monkeypatch.setattr("pipeline.training_loop.make_batch", unmasked)
+
+    def let_go(step):
+        if step.n == 3:
+            (tmp_path / "release.0").touch()
+
+    trainer = held_trainer(model, tmp_path, max_staleness=1, stale_policy="mask_span", **ALLOWED["mask_span"])
+    with pytest.raises(WorkerDied, match=r"learner.*segment of policy version 0.*max_staleness allows 1"):
+        train_watched(trainer, held_rows(0), 40, on_step=let_go)
