@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.staleness_report import docs_section  # noqa: E402
+from pipeline.metrics import metrics_table  # noqa: E402
 from pipeline.options import options_table  # noqa: E402
 
 FOLDERS = {
@@ -70,6 +71,11 @@ def async_page(page: str) -> str:
     return renewed(page, docs_section(result, STALENESS_COMMAND))
 
 
+def metrics_page(page: str) -> str:
+    """docs/metrics.md with its table renewed."""
+    return renewed(page, metrics_table())
+
+
 def renewed(page: str, section: str) -> str:
     """The page with `section` between its two marks."""
     before, _, rest = page.partition(BEGIN)
@@ -78,7 +84,7 @@ def renewed(page: str, section: str) -> str:
 
 
 def main() -> None:
-    for name, renew in (("options", options_page), ("async", async_page)):
+    for name, renew in (("options", options_page), ("async", async_page), ("metrics", metrics_page)):
         path = ROOT / "docs" / f"{name}.md"
         path.write_text(renew(path.read_text(encoding="utf-8")), encoding="utf-8")
     (ROOT / "docs" / "files.md").write_text(files_page(), encoding="utf-8")

@@ -15,7 +15,7 @@ from pipeline.errors import RunError
 from pipeline.events import EventLog
 from pipeline.gather import gather_all
 from pipeline.learner_client import LearnerClient
-from pipeline.run_blocks import RunBlocks
+from pipeline.run_blocks import LEARNER_ROW, RunBlocks
 from pipeline.run_spec import RunSpec
 from pipeline.sampler_client import RequestLimit, SamplerClient
 from pipeline.slot_table import SlotTable
@@ -74,6 +74,18 @@ class ActiveRun:
         self._restarts: deque[float] = deque()
         self._tasks: set[asyncio.Task] = set()
         self._on_failure: list[WeakMethod] = []
+
+    @property
+    def ledger_rows(self) -> dict[str, int]:
+        """The ledger's row of each worker, by process name."""
+        samplers = {_process_name(handle): 1 + LEARNER_ROW + i for i, handle in enumerate(self._sampler_handles)}
+        return {_process_name(self._learner_handle): LEARNER_ROW} | samplers
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """All processes of the run by name, this one too."""
+        handles = [self._learner_handle, *self._sampler_handles, *self._environment_handles]
+        return {"supervisor": os.getpid()} | {_process_name(handle): handle.pid for handle in handles}
 
     # --- start and end -------------------------------------------------------------------------------------------
 
@@ -296,6 +308,11 @@ class ActiveRun:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self.fail(task.exception())
+
+
+def _process_name(handle: WorkerHandle) -> str:
+    """As metrics write it: learner, sampler-0, environment-1."""
+    return handle.role if handle.role == "learner" else f"{handle.role}-{handle.index}"
 
 
 def _told_by_start(error: WorkerDied) -> None:

@@ -109,6 +109,11 @@ class SamplerClient:
         self._large: asyncio.Task | None = None
         self._flush_due = False
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that are asked for and not yet with the sampler."""
+        return len(self._waiting)
+
     def connect(
         self, send: Callable[[Message], None], requests: QueueProducer, replies: QueueConsumer, room: int
     ) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from pipeline.active_run import ActiveRun
 from pipeline.intake import Intake
+from pipeline.process_metrics import TimeAccount, WorkerTimes, memory_metrics
 from pipeline.received import Received
 from pipeline.sampling_counters import SamplingCounters
 from pipeline.schedule import Scheduler
@@ -23,6 +24,7 @@ class StepMetrics:
         received: Received,
         waits: Waits,
         counters: SamplingCounters,
+        time_account: TimeAccount,
     ) -> None:
         self._run = run
         self._scheduler = scheduler
@@ -30,6 +32,8 @@ class StepMetrics:
         self._received = received
         self._waits = waits
         self._counters = counters
+        self._time_account = time_account
+        self._worker_times = WorkerTimes(run.ledger, run.ledger_rows)
         self._restarts_told = 0
         self._given_up_told: Counter[str] = Counter()
 
@@ -53,15 +57,17 @@ class StepMetrics:
             "recovery/retries": 0,
             "recovery/restarts": restarts,
             **self._counters.take(),
+            "sampling/ready_prompts": sum(sampler.num_waiting for sampler in self._run.samplers),
+            **self._time_account.take(),
+            **self._worker_times.take(),
+            **memory_metrics(self._run.pids),
         }
 
 
 def timing(metrics: dict[str, float], batch_seconds: float, seconds: float) -> dict[str, float]:
     """batch_seconds: from admission; seconds: from the batch's selection (with overlap: from admission, too)."""
-    busy = [metrics.get(f"train/{part}_seconds", 0.0) for part in ("forward", "backward", "optimizer", "publish")]
     return {
         "train/batch_seconds": batch_seconds,
         "train/seconds": seconds,
         "train/tokens_per_second": metrics["train/tokens"] / max(batch_seconds, 1e-9),
-        "time/learner_busy_seconds": sum(busy),
     }

@@ -235,6 +235,7 @@ class AsyncTrainer:
                 )
             while scheduler.batches < rules.steps:
                 if evaluations is not None:
+                    self._loop.time_account.switch("waiting")  # unless one still runs, for no time
                     await evaluations.launch(scheduler.batches)
                 step = await self._loop.step()
                 if evaluations is not None:

@@ -16,6 +16,7 @@ from pipeline.errors import RunError
 from pipeline.intake import DataUsedUp, Intake
 from pipeline.learning_rate import learning_rate
 from pipeline.overlap import StreamedBatch, overlap_of
+from pipeline.process_metrics import TimeAccount
 from pipeline.received import Received
 from pipeline.rollouts import Rollouts
 from pipeline.rows import Rows
@@ -67,7 +68,8 @@ class TrainingLoop:
         self.intake = Intake(config, run, scheduler, rollouts)
         self.received = Received()
         self.num_batches = 0  # that have begun to train: told in a `batch` event
-        self._metrics = StepMetrics(run, scheduler, self.intake, self.received, self.waits, counters)
+        self.time_account = TimeAccount(clock)
+        self._metrics = StepMetrics(run, scheduler, self.intake, self.received, self.waits, counters, self.time_account)
         self._updates = Updates(run, clock)
         self._overlap = overlap_of(config, validates=validate_batch is not None)
         self._training = 0  # the batch that the learner has; 0: none
@@ -96,6 +98,13 @@ class TrainingLoop:
 
     async def step(self) -> Step:
         """One batch. Raises Stopped, or what ended the run."""
+        self.time_account.switch("busy")
+        try:
+            return await self._step()
+        finally:
+            self.time_account.switch("idle")
+
+    async def _step(self) -> Step:
         self._check_goes_on()
         n = self._scheduler.batches + 1
         started = self._clock()
@@ -179,12 +188,14 @@ class TrainingLoop:
         """The next result, in order of completion. Raises what ended the run."""
         if self.intake.empty:
             self.waits.begin(n, self._culprit(blocked))
+        self.time_account.switch("waiting")
         while True:
             try:
                 result = await self.intake.get(REPORT_SECONDS)
                 break
             except TimeoutError:
                 self.waits.report(self._culprit(blocked))
+        self.time_account.switch("busy")
         if isinstance(result, BaseException):
             self.waits.end()
             raise result
@@ -207,6 +218,7 @@ class TrainingLoop:
         while (slot := slots.slot_for_next()) is None:
             culprit = self._slot_culprit()
             self.waits.begin(n, culprit)
+            self.time_account.switch("waiting")
             self._run.slots.lease_returned.clear()
             try:
                 async with asyncio.timeout(REPORT_SECONDS):
@@ -214,6 +226,7 @@ class TrainingLoop:
             except TimeoutError:
                 self.waits.report(culprit)
             self.waits.slot_seconds = self._clock() - began
+            self.time_account.switch("busy")
             if self._stop or self._run.failure is not None:
                 self.waits.end()
                 self._check_goes_on()

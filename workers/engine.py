@@ -79,6 +79,11 @@ class Engine:
         self.num_tokens_dropped = 0  # by those of them that were over mixed KV
 
     @property
+    def num_trajectories(self) -> int:
+        """Trajectories that have asked and are not yet released, those between two requests too."""
+        return self._cache.num_trajectories
+
+    @property
     def has_work(self) -> bool:
         """Whether any request is unfinished."""
         return bool(self._live)

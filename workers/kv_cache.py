@@ -91,6 +91,10 @@ class KVCache:
     def num_slots(self) -> int:
         return len(self.length)
 
+    @property
+    def num_trajectories(self) -> int:
+        return len(self._slot_of)
+
     def slot_of(self, group: int, member: int) -> int | None:
         return self._slot_of.get((group, member))
 

@@ -77,7 +77,8 @@ class Learner:
         """Serve; returns the message that ends the run."""
         num_updates = 0
         while True:
-            self._row.beat(Activity.IDLE, num_updates)
+            # Between the chunks of a batch, and before its step, it waits with work begun.
+            self._row.beat(Activity.WAITING if self._trainee.has_gradients else Activity.IDLE, num_updates)
             message = self._channel.receive(HEARTBEAT_SECONDS)
             if message is None:
                 continue

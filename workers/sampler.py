@@ -75,7 +75,8 @@ class Sampler:
         """Serve; returns the message that ends the run."""
         num_segments = 0
         while True:
-            self._row.beat(Activity.BUSY if self.engine.has_work else Activity.IDLE, num_segments)
+            activity = self._activity()
+            self._row.beat(activity, num_segments)
             message = self._channel.receive(0.0 if self.engine.has_work else HEARTBEAT_SECONDS)
             while message is not None:
                 if ends_run(message):
@@ -83,6 +84,8 @@ class Sampler:
                 self._take(message)
                 message = self._channel.receive(0.0)
             if self.engine.has_work:
+                if activity != Activity.BUSY:  # the time of this step is not that of the wait before it
+                    self._row.beat(Activity.BUSY)
                 if self._check_weights:
                     self._verify_weights()
                 finished = self.engine.step()
@@ -92,6 +95,12 @@ class Sampler:
             report = self._inbox.report()
             if report is not None:
                 self._channel.send(report)
+
+    def _activity(self) -> Activity:
+        """Without a request, but with trajectories that will ask again, it waits for their tools."""
+        if self.engine.has_work:
+            return Activity.BUSY
+        return Activity.WAITING if self.engine.num_trajectories else Activity.IDLE
 
     def _take(self, message: Message) -> None:
         consumed = getattr(message, "consumed", 0)

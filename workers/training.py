@@ -84,7 +84,7 @@ class Trainee:
         self._temperature = temperature
         self._micro_batch_tokens = micro_batch_tokens
         self._optimizer = self._make_optimizer(optimizer)
-        self._has_gradients = False
+        self.has_gradients = False  # whether gradients are there for the next step
 
     def _make_optimizer(self, options: dict[str, Any]) -> torch.optim.AdamW:
         known = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.0, "grad_clip_norm": None}
@@ -122,7 +122,7 @@ class Trainee:
         before.
         """
         rows.check(self.config.vocab_size, self.config.max_positions)
-        if zero_gradients or not self._has_gradients:
+        if zero_gradients or not self.has_gradients:
             self.flat_grad.zero_()
             if self._is_rounded:
                 self._compute_grad.zero_()  # what a call that raised may have left
@@ -147,7 +147,7 @@ class Trainee:
         values = torch.cat(columns, dim=1).cpu().numpy() if columns else np.zeros((len(names), 0), dtype=np.float32)
         measured = dict(zip(names, values.astype(np.float64), strict=True))
         self._check_loss(rows, order, measured["loss"], measured["logprob"], batch)
-        self._has_gradients = True
+        self.has_gradients = True
         return {
             "train/loss": float(measured["loss"].sum()),
             "train/tokens": float(num_tokens),
@@ -221,11 +221,11 @@ class Trainee:
         Raises NonFiniteError when that norm is not finite, before any parameter or optimizer state changes. The
         gradients are used up, either way.
         """
-        if not self._has_gradients:
+        if not self.has_gradients:
             raise TrainingError("There is no gradient to step with; call forward_backward before each optimizer_step.")
         if not (np.isfinite(lr) and lr >= 0):
             raise TrainingError(f"The learning rate is {lr}; it must be finite and at least 0.")
-        self._has_gradients = False
+        self.has_gradients = False
         stopwatch = Stopwatch(self.device)
         with stopwatch:
             norm = float(torch.linalg.vector_norm(self.flat_grad)) * gradient_scale
@@ -247,7 +247,7 @@ class Trainee:
         broken = ~(np.isfinite(losses) & np.isfinite(logprobs))
         if not broken.any():
             return
-        self._has_gradients = False
+        self.has_gradients = False
         first = int(np.argmax(broken))
         raise NonFiniteError(
             f"The loss{_of(batch)} is {losses[first]} at {rows.place(int(order[first]))} (log-prob {logprobs[first]}, "
