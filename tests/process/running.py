@@ -5,9 +5,11 @@ import os
 
 import numpy as np
 import psutil
+import pytest
 
 import pipeline as rl
 from pipeline import cli
+from pipeline.metrics import METRICS, metric_of
 from pipeline.tasks import guess
 from shm.block import Block
 
@@ -63,8 +65,39 @@ def events_of(run_dir, kind=None):
 
 
 def audit(run_dir):
-    """`headway audit`: its exit code."""
+    """`headway audit`: its exit code. What the run's metrics say is checked on the way."""
+    check_metrics(run_dir)
     return cli.main(["audit", str(run_dir)])
+
+
+def metrics_of(run_dir):
+    """The run's metrics, step by step; none of a run that was never able to write any."""
+    path = os.path.join(run_dir, "metrics.jsonl")
+    if not os.path.isfile(path):
+        return []
+    with open(path, encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def check_metrics(run_dir):
+    """Every key is defined, and of each process that was not restarted every second is accounted for, to 2 %."""
+    lines = metrics_of(run_dir)
+    restarted = {event["worker"].replace(" ", "-") for event in events_of(run_dir, "restart")}
+    seconds = {}
+    for line in lines:
+        keys = line.keys() - {"step", "model_step", "time"}
+        undefined = [key for key in keys if metric_of(key) is None]
+        assert not undefined, f"{undefined} are not in pipeline/metrics.py"
+        for metric in METRICS:
+            assert metric.when or "<" in metric.key or metric.key in keys, f"{metric.key} is missing in {run_dir}"
+        for key in keys:
+            if key.startswith("time/"):
+                process = key.removeprefix("time/").rpartition("_seconds")[0].rpartition("_")[0]
+                seconds[process] = seconds.get(process, 0.0) + line[key]
+    total = sum(line["sampling/interval_seconds"] for line in lines)
+    for process, found in seconds.items():
+        if process not in restarted:
+            assert found == pytest.approx(total, rel=0.02, abs=0.01), f"{process}: {found} of {total} s"
 
 
 def worker_processes(parent=None):
