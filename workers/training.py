@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from shm.errors import HeadwayError
+from workers.adam import Adam
 from workers.errors import NonFiniteError
 from workers.loss_terms import kl_k3, token_entropies, token_logprobs
 from workers.losses import build_loss
@@ -86,7 +87,7 @@ class Trainee:
         self._optimizer = self._make_optimizer(optimizer)
         self.has_gradients = False  # whether gradients are there for the next step
 
-    def _make_optimizer(self, options: dict[str, Any]) -> torch.optim.AdamW:
+    def _make_optimizer(self, options: dict[str, Any]) -> Adam:
         known = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.0, "grad_clip_norm": None}
         if unknown := sorted(set(options) - set(known)):
             raise TrainingError(f"The optimizer has the unknown options {unknown}; it takes {sorted(known)}.")
@@ -96,15 +97,8 @@ class Trainee:
             raise TrainingError(
                 f"grad_clip_norm is {self._grad_clip_norm}; use a number above 0, or None for no clipping."
             )
-        boundary = layout(self.config).num_matrix_elements
-        groups = []
-        for part, decay in ((slice(0, boundary), values["weight_decay"]), (slice(boundary, None), 0.0)):
-            parameters = self.flat[part]
-            parameters.grad = self.flat_grad[part]
-            groups.append({"params": [parameters], "weight_decay": decay})
-        return torch.optim.AdamW(
-            groups, lr=0.0, betas=(values["beta1"], values["beta2"]), eps=values["eps"], fused=True
-        )
+        own = {name: values[name] for name in ("beta1", "beta2", "eps", "weight_decay")}
+        return Adam(self.flat, self.flat_grad, num_decayed=layout(self.config).num_matrix_elements, **own)
 
     def forward_backward(
         self,
@@ -235,9 +229,7 @@ class Trainee:
                 scale *= self._grad_clip_norm / norm
             if scale != 1.0:
                 self.flat_grad.mul_(scale)
-            for group in self._optimizer.param_groups:
-                group["lr"] = lr
-            self._optimizer.step()
+            self._optimizer.step(lr)
             self.round_weights()
         return {"train/grad_norm": norm, "train/lr": lr, "train/optimizer_seconds": stopwatch.seconds()}
 
