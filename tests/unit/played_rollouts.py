@@ -43,6 +43,7 @@ class Sampler:
     """Emits what is left of each member's scripted turn, as far as the request allows."""
 
     index = 0
+    num_waiting = 0  # every request is taken at once
 
     def __init__(self, script, ticks_per_token):
         self.num_trajectories = 0
@@ -119,7 +120,11 @@ class Hosts:
 
             def acted():
                 del self._working[key]
-                reply({"messages": None, "reward": 1.0} if done else {"messages": [MORE], "max_turn_tokens": None})
+                reply(
+                    {"messages": None, "reward": played.get("reward", 1.0)}
+                    if done
+                    else {"messages": [MORE], "max_turn_tokens": None}
+                )
 
             self._working[key] = (loop.call_later(played["tool_ticks"], acted), reply)
         else:
