@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from workers.batching import share_budget
-from workers.engine_requests import EngineError, EngineRequest, FinishedSegment, SlotState, check_request
+from workers.engine_requests import EngineError, EngineRequest, FinishedSegment, SeatState, check_request
 from workers.errors import NonFiniteError
-from workers.kv_cache import KVCache
+from workers.kv_cache import KVTables
 from workers.kv_store import KVStore
 from workers.model import RopeTable, Weights, decode, logits
 from workers.model_config import ModelConfig
@@ -67,13 +67,13 @@ class Engine:
             self._is_stop[token] = True
         device = torch.device(device)
         self._rope = RopeTable(config, device, dtype)
-        self._cache = KVCache(kv_tokens)
+        self._cache = KVTables(kv_tokens)
         self._store = KVStore(config, self._cache, dtype, device)
-        self._state = SlotState(self._cache.num_slots)
+        self._state = SeatState(self._cache.num_seats)
         self._weights: dict[int, Weights] = {}
-        self._live: dict[int, EngineRequest] = {}  # by slot
-        self._waiting: deque[int] = deque()  # slots, oldest request first
-        self._running: dict[int, np.ndarray] = {}  # version -> slots
+        self._live: dict[int, EngineRequest] = {}  # by seat
+        self._waiting: deque[int] = deque()  # seats, oldest request first
+        self._running: dict[int, np.ndarray] = {}  # version -> seats
         self._num_arrivals = 0
         self.num_taken_back = 0  # times a running request had to give its KV back
         self.num_tokens_dropped = 0  # by those of them that were over mixed KV
@@ -126,13 +126,13 @@ class Engine:
         """Queue a request; a refused one (EngineError) changes nothing."""
         num_context, cache = len(request.tokens), self._cache
         check_request(request, self._weights, self._kv_tokens, self._config)
-        known = cache.slot_of(request.group, request.member)
+        known = cache.seat_of(request.group, request.member)
         if known is not None and known in self._live:
             raise EngineError(
                 f"{request.name} comes while request {self._live[known].request} of the same trajectory is unfinished; "
                 "a trajectory has one request at a time."
             )
-        slot = cache.open(
+        seat = cache.open(
             request.version,
             request.group,
             request.member,
@@ -141,34 +141,34 @@ class Engine:
             request.kv_max_age,
         )
         state = self._state
-        if cache.num_slots > len(state.limit):
-            state.grow(cache.num_slots)
-        state.context[slot] = num_context
-        state.limit[slot] = num_context + request.max_tokens
-        state.generated[slot] = request.generated - num_context
-        state.arrival[slot] = self._num_arrivals
-        state.arrived[slot] = perf_counter()
-        state.began[slot] = 0.0
-        state.cached[slot] = -1
+        if cache.num_seats > len(state.limit):
+            state.grow(cache.num_seats)
+        state.context[seat] = num_context
+        state.limit[seat] = num_context + request.max_tokens
+        state.generated[seat] = request.generated - num_context
+        state.arrival[seat] = self._num_arrivals
+        state.arrived[seat] = perf_counter()
+        state.began[seat] = 0.0
+        state.cached[seat] = -1
         self._num_arrivals += 1
-        self._live[slot] = request
-        self._waiting.append(slot)
+        self._live[seat] = request
+        self._waiting.append(seat)
 
     def release(self, group: int, member: int) -> int | None:
         """The trajectory has ended: free its KV. A request still live is cancelled, and its id returned: no segment
         comes.
         """
-        slot = self._cache.release(group, member)
-        if slot is None:
+        seat = self._cache.release(group, member)
+        if seat is None:
             return None
-        request = self._live.pop(slot, None)
+        request = self._live.pop(seat, None)
         if request is None:
             return None
-        if slot in self._waiting:
-            self._waiting.remove(slot)
+        if seat in self._waiting:
+            self._waiting.remove(seat)
         else:
             running = self._running[request.version]
-            self._running[request.version] = running[running != slot]
+            self._running[request.version] = running[running != seat]
         return request.request
 
     @torch.inference_mode()
@@ -177,12 +177,12 @@ class Engine:
         self._start_waiting()
         self._give_rows()
         finished: list[FinishedSegment] = []
-        for version, slots in self._running.items():
-            if len(slots):
-                done = self._pass(version, slots)
+        for version, seats in self._running.items():
+            if len(seats):
+                done = self._pass(version, seats)
                 if len(done):
                     now = perf_counter()
-                    finished += [self._finish(slot, now) for slot in done.tolist()]
+                    finished += [self._finish(seat, now) for seat in done.tolist()]
         return finished
 
     def _start_waiting(self) -> None:
@@ -191,123 +191,123 @@ class Engine:
             return
         cache, state = self._cache, self._state
         headroom = 0
-        for slots in self._running.values():
-            headroom += int(np.minimum(state.limit[slots] - cache.length[slots], _HEADROOM_TOKENS).sum())
+        for seats in self._running.values():
+            headroom += int(np.minimum(state.limit[seats] - cache.length[seats], _HEADROOM_TOKENS).sum())
         started: list[int] = []
         while self._waiting and cache.start(self._waiting[0], headroom):
-            slot = self._waiting.popleft()
-            started.append(slot)
-            headroom += min(int(state.limit[slot] - cache.length[slot]), _HEADROOM_TOKENS)
+            seat = self._waiting.popleft()
+            started.append(seat)
+            headroom += min(int(state.limit[seat] - cache.length[seat]), _HEADROOM_TOKENS)
         if not started:
             return
-        slots = np.array(started)
-        self._store.forget(slots)
-        first = slots[state.cached[slots] < 0]
+        seats = np.array(started)
+        self._store.forget(seats)
+        first = seats[state.cached[seats] < 0]
         state.cached[first] = cache.computed[first]
         if cache.borrowed:  # what another member computes counts as cached: it is not this request's work
-            for slot in first.tolist():
-                state.cached[slot] = cache.borrowed.get(slot, state.cached[slot])
-        keys = [cache.key(slot) for slot in started]
+            for seat in first.tolist():
+                state.cached[seat] = cache.borrowed.get(seat, state.cached[seat])
+        keys = [cache.key(seat) for seat in started]
         _, groups, members = np.array(keys, dtype=np.int64).T
-        state.key[slots] = stream_keys(self._seed, groups, members)
+        state.key[seats] = stream_keys(self._seed, groups, members)
         versions = np.array([key[0] for key in keys])
         for version in dict.fromkeys(versions.tolist()):
-            new = slots[versions == version]
+            new = seats[versions == version]
             running = self._running.get(version)
             self._running[version] = new if running is None else np.concatenate((running, new))
 
     def _give_rows(self) -> None:
         """A pool row for each token sampled in the last step; without room, take back the youngest requests."""
         cache = self._cache
-        running = [slots for slots in self._running.values() if len(slots)]
+        running = [seats for seats in self._running.values() if len(seats)]
         if not running:
             return
-        slots = running[0] if len(running) == 1 else np.concatenate(running)
-        need = slots[cache.allocated[slots] < cache.length[slots]]
+        seats = running[0] if len(running) == 1 else np.concatenate(running)
+        need = seats[cache.allocated[seats] < cache.length[seats]]
         if len(need) > cache.pool.num_free and not cache.make_room(len(need)):
-            need = self._take_back(slots, need)
+            need = self._take_back(seats, need)
         if len(need):
             cache.extend(need)
 
-    def _take_back(self, slots: np.ndarray, need: np.ndarray) -> np.ndarray:
+    def _take_back(self, seats: np.ndarray, need: np.ndarray) -> np.ndarray:
         """Stop running requests, youngest first, until each left gets its row; returns those still in need.
 
         The oldest is never taken: alone it fits, as `add` has checked, so every step brings it forward.
         """
-        youngest_first = slots[np.argsort(-self._state.arrival[slots])]
-        for slot in youngest_first[:-1].tolist():
+        youngest_first = seats[np.argsort(-self._state.arrival[seats])]
+        for seat in youngest_first[:-1].tolist():
             if self._cache.make_room(len(need)):
                 break
-            version = self._live[slot].version
-            self._cache.pause(slot)
+            version = self._live[seat].version
+            self._cache.pause(seat)
             self.num_taken_back += 1
-            if self._cache.anchor[slot] != version:  # over other KV other tokens may follow, and other log-probs
-                self.num_tokens_dropped += int(self._cache.length[slot] - self._state.context[slot])
-                self._cache.length[slot] = self._state.context[slot]
-                self._state.cached[slot] = -1
-            self._waiting.appendleft(slot)
-            self._running[version] = self._running[version][self._running[version] != slot]
-            need = need[need != slot]
+            if self._cache.anchor[seat] != version:  # over other KV other tokens may follow, and other log-probs
+                self.num_tokens_dropped += int(self._cache.length[seat] - self._state.context[seat])
+                self._cache.length[seat] = self._state.context[seat]
+                self._state.cached[seat] = -1
+            self._waiting.appendleft(seat)
+            self._running[version] = self._running[version][self._running[version] != seat]
+            need = need[need != seat]
         assert self._cache.make_room(len(need)), "one running request alone does not fit into the KV pool"
         return need
 
-    def _plan(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """slots -> those that take part in the pass, and how many tokens each takes."""
+    def _plan(self, seats: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """seats -> those that take part in the pass, and how many tokens each takes."""
         cache = self._cache
-        pending = cache.length[slots] - cache.computed[slots]
+        pending = cache.length[seats] - cache.computed[seats]
         if cache.borrowed:
-            for index, slot in enumerate(slots.tolist()):
-                if slot in cache.borrowed:
-                    end = cache.frontier(slot)  # advances `computed`
-                    pending[index] = end - cache.computed[slot]
+            for index, seat in enumerate(seats.tolist()):
+                if seat in cache.borrowed:
+                    end = cache.frontier(seat)  # advances `computed`
+                    pending[index] = end - cache.computed[seat]
         takes = share_budget(pending, self._max_batch_tokens)
         if takes.all():
-            return slots, takes
-        return slots[takes > 0], takes[takes > 0]
+            return seats, takes
+        return seats[takes > 0], takes[takes > 0]
 
     def _pass(self, version: int, running: np.ndarray) -> np.ndarray:
-        """One forward pass; writes KV, tokens and log-probs; returns the slots whose request has ended."""
+        """One forward pass; writes KV, tokens and log-probs; returns the seats whose request has ended."""
         cache, state, store = self._cache, self._state, self._store
-        slots, takes = self._plan(running)
-        assert len(slots), "a version has running requests, but none of them can compute anything"
-        began = state.began[slots]
+        seats, takes = self._plan(running)
+        assert len(seats), "a version has running requests, but none of them can compute anything"
+        began = state.began[seats]
         if not began.all():
-            state.began[slots[began == 0.0]] = perf_counter()
-        work = store.begin(version, slots, takes, state.limit[slots])
-        slots = work.slots
-        if len(slots) == len(running):
-            self._running[version] = slots  # the order of the lanes: the next pass need not sort again
-        tokens = cache.tokens[slots[work.sequence], work.position]
+            state.began[seats[began == 0.0]] = perf_counter()
+        work = store.begin(version, seats, takes, state.limit[seats])
+        seats = work.seats
+        if len(seats) == len(running):
+            self._running[version] = seats  # the order of the lanes: the next pass need not sort again
+        tokens = cache.tokens[seats[work.sequence], work.position]
         weights = self._weights[version]
         hidden = decode(weights, self._config, self._rope, store.tensor(tokens), store.tensor(work.position), work)
         store.end(work)
-        has_token = cache.computed[slots] == cache.length[slots]
+        has_token = cache.computed[seats] == cache.length[seats]
         if not has_token.all():
-            slots = slots[has_token]
-        if not len(slots):
-            return slots
-        if len(slots) < len(tokens):
+            seats = seats[has_token]
+        if not len(seats):
+            return seats
+        if len(seats) < len(tokens):
             hidden = hidden.index_select(0, store.tensor((np.cumsum(work.takes) - 1)[has_token]))
-        return self._sample(version, slots, logits(weights, hidden))
+        return self._sample(version, seats, logits(weights, hidden))
 
-    def _sample(self, version: int, slots: np.ndarray, logits_BV: Tensor) -> np.ndarray:
-        """Draw the next token of each slot; returns the slots whose request has ended with it."""
+    def _sample(self, version: int, seats: np.ndarray, logits_BV: Tensor) -> np.ndarray:
+        """Draw the next token of each seat; returns the seats whose request has ended with it."""
         cache, state = self._cache, self._state
-        length = cache.length[slots]
-        noise = stream_uniforms(state.key[slots], state.generated[slots] + length)
+        length = cache.length[seats]
+        noise = stream_uniforms(state.key[seats], state.generated[seats] + length)
         tokens, logprobs = sample(logits_BV, self._store.tensor(noise), **self._sampling)
         token_ids, token_logprobs = tokens.cpu().numpy(), logprobs.cpu().numpy()
         if not np.isfinite(token_logprobs).all():
-            group, member = cache.key(int(slots[~np.isfinite(token_logprobs)][0]))[1:]
+            group, member = cache.key(int(seats[~np.isfinite(token_logprobs)][0]))[1:]
             raise NonFiniteError(
                 f"Version {version} gives logits that are not finite (in trajectory {group}.{member}); no token can be "
                 "drawn from them. Its weights, or the KV that they made, are broken."
             )
-        cache.tokens[slots, length] = token_ids
-        cache.logprobs[slots, length] = token_logprobs
-        cache.length[slots] = length + 1
-        has_ended = self._is_stop[token_ids] | (length + 1 >= state.limit[slots])
-        ended = slots[has_ended]
+        cache.tokens[seats, length] = token_ids
+        cache.logprobs[seats, length] = token_logprobs
+        cache.length[seats] = length + 1
+        has_ended = self._is_stop[token_ids] | (length + 1 >= state.limit[seats])
+        ended = seats[has_ended]
         if len(ended):
             running = self._running[version]
             is_over = np.zeros(len(state.limit), dtype=bool)
@@ -315,20 +315,20 @@ class Engine:
             self._running[version] = running[~is_over[running]]
         return ended
 
-    def _finish(self, slot: int, now: float) -> FinishedSegment:
+    def _finish(self, seat: int, now: float) -> FinishedSegment:
         cache, state = self._cache, self._state
-        request = self._live.pop(slot)
-        begin, end = int(state.context[slot]), int(cache.length[slot])
-        cache.park(slot)
-        began = float(state.began[slot])
+        request = self._live.pop(seat)
+        begin, end = int(state.context[seat]), int(cache.length[seat])
+        cache.park(seat)
+        began = float(state.began[seat])
         return FinishedSegment(
             request=request.request,
             version=request.version,
-            kv_version=int(cache.anchor[slot]),
-            tokens=cache.tokens[slot, begin:end].copy(),
-            logprobs=cache.logprobs[slot, begin:end].copy(),
-            cached=int(state.cached[slot]),
-            stopped=bool(self._is_stop[cache.tokens[slot, end - 1]]),
+            kv_version=int(cache.anchor[seat]),
+            tokens=cache.tokens[seat, begin:end].copy(),
+            logprobs=cache.logprobs[seat, begin:end].copy(),
+            cached=int(state.cached[seat]),
+            stopped=bool(self._is_stop[cache.tokens[seat, end - 1]]),
             seconds=now - began,
-            queue_seconds=began - float(state.arrived[slot]),
+            queue_seconds=began - float(state.arrived[seat]),
         )

@@ -47,23 +47,23 @@ class FinishedSegment:
     queue_seconds: float
 
 
-class SlotState:
-    """What the engine knows of each slot of the KV cache, as arrays over slots; valid while a request is live."""
+class SeatState:
+    """What the engine knows of each seat of the KV cache, as arrays over seats; valid while a request is live."""
 
-    def __init__(self, num_slots: int) -> None:
-        self.context = np.zeros(num_slots, dtype=np.int64)  # length of the request's context
-        self.limit = np.zeros(num_slots, dtype=np.int64)  # length at which max_tokens are reached
-        self.generated = np.zeros(num_slots, dtype=np.int64)  # generated position minus sequence position
-        self.key = np.zeros(num_slots, dtype=np.uint64)  # noise stream
-        self.arrival = np.zeros(num_slots, dtype=np.int64)  # count of requests, never reset: the order of all queues
-        self.arrived = np.zeros(num_slots)  # seconds
-        self.began = np.zeros(num_slots)  # seconds; 0 before the first pass
-        self.cached = np.zeros(num_slots, dtype=np.int64)  # -1 before the first start
+    def __init__(self, num_seats: int) -> None:
+        self.context = np.zeros(num_seats, dtype=np.int64)  # length of the request's context
+        self.limit = np.zeros(num_seats, dtype=np.int64)  # length at which max_tokens are reached
+        self.generated = np.zeros(num_seats, dtype=np.int64)  # generated position minus sequence position
+        self.key = np.zeros(num_seats, dtype=np.uint64)  # noise stream
+        self.arrival = np.zeros(num_seats, dtype=np.int64)  # count of requests, never reset: the order of all queues
+        self.arrived = np.zeros(num_seats)  # seconds
+        self.began = np.zeros(num_seats)  # seconds; 0 before the first pass
+        self.cached = np.zeros(num_seats, dtype=np.int64)  # -1 before the first start
 
-    def grow(self, num_slots: int) -> None:
-        """Add slots; the entries of those there stay."""
+    def grow(self, num_seats: int) -> None:
+        """Add seats; the entries of those there stay."""
         for name, table in vars(self).items():
-            setattr(self, name, np.concatenate((table, np.zeros(num_slots - len(table), dtype=table.dtype))))
+            setattr(self, name, np.concatenate((table, np.zeros(num_seats - len(table), dtype=table.dtype))))
 
 
 def check_request(request: EngineRequest, versions: Collection[int], kv_tokens: int, config: ModelConfig) -> None:

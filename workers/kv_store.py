@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from workers.batching import SHORT_KEYS, assign_lanes, attention_groups, token_places
-from workers.kv_cache import WRITTEN, KVCache
+from workers.kv_cache import WRITTEN, KVTables
 from workers.kv_window import Window, WindowAttention
 from workers.model_config import ModelConfig
 
@@ -21,18 +21,18 @@ _SERIAL = 1 << 32  # a place is serial number of the window * _SERIAL + lane
 
 
 class _Lanes:
-    """A window and who has its lanes: `places` [lanes] as they are noted per slot, `slots` [lanes] (-1: nobody yet)."""
+    """A window and who has its lanes: `places` [lanes] as they are noted per seat, `seats` [lanes] (-1: nobody yet)."""
 
     def __init__(self, window: Window, serial: int) -> None:
         self.window = window
         self.places = serial * _SERIAL + np.arange(window.num_lanes)
-        self.slots = np.full(window.num_lanes, -1, dtype=np.int64)
+        self.seats = np.full(window.num_lanes, -1, dtype=np.int64)
 
 
 class KVStore:
     """Single-threaded. Memory: the pool, and windows of about the running sequences' KV again, padded."""
 
-    def __init__(self, config: ModelConfig, cache: KVCache, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, cache: KVTables, dtype: torch.dtype, device: torch.device) -> None:
         self._config = config
         self._cache = cache
         self._dtype, self._device = dtype, device
@@ -42,22 +42,22 @@ class KVStore:
         )
         self._windows: dict[tuple[int, int], _Lanes] = {}  # by (version, key class)
         self._num_windows = 0
-        self._places = np.full(cache.num_slots, -1, dtype=np.int64)  # by slot; -1: in no window
+        self._places = np.full(cache.num_seats, -1, dtype=np.int64)  # by seat; -1: in no window
 
-    def forget(self, slots: np.ndarray) -> None:
+    def forget(self, seats: np.ndarray) -> None:
         """These sequences start (again): what a window holds of them may be old."""
-        if len(self._places) < self._cache.num_slots:
-            more = np.full(self._cache.num_slots - len(self._places), -1, dtype=np.int64)
+        if len(self._places) < self._cache.num_seats:
+            more = np.full(self._cache.num_seats - len(self._places), -1, dtype=np.int64)
             self._places = np.concatenate((self._places, more))
-        self._places[slots] = -1
+        self._places[seats] = -1
 
     def drop_version(self, version: int) -> None:
         for key in [key for key in self._windows if key[0] == version]:
             del self._windows[key]
 
-    def begin(self, version: int, slots: np.ndarray, takes: np.ndarray, limits: np.ndarray) -> "Pass":
-        """Lay out a pass: each slot's next `takes` tokens; `limits`, the length it may reach, sizes new windows."""
-        starts = self._cache.computed[slots]
+    def begin(self, version: int, seats: np.ndarray, takes: np.ndarray, limits: np.ndarray) -> "Pass":
+        """Lay out a pass: each seat's next `takes` tokens; `limits`, the length it may reach, sizes new windows."""
+        starts = self._cache.computed[seats]
         ends = starts + takes
         parts: list[tuple[Window, int, int]] = []  # window, first lane, number of lanes
         order: list[np.ndarray] = []
@@ -68,12 +68,12 @@ class KVStore:
             )
             first = 0
             for members in groups:
-                by_lane = self._enter(lanes, first, slots[members])
+                by_lane = self._enter(lanes, first, seats[members])
                 order.append(members if by_lane is None else members[by_lane])
                 parts.append((lanes.window, first, len(members)))
                 first += len(members)
         members = order[0] if len(order) == 1 else np.concatenate(order)
-        slots, starts, takes = slots[members], starts[members], takes[members]
+        seats, starts, takes = seats[members], starts[members], takes[members]
         sequence, position = token_places(starts, takes)
         attentions, begin, token = [], 0, 0
         for window, first, num in parts:
@@ -85,18 +85,18 @@ class KVStore:
                 )
             )
             begin, token = here.stop, tokens.stop
-        return Pass(slots, takes, sequence, position, attentions)
+        return Pass(seats, takes, sequence, position, attentions)
 
     def end(self, done: "Pass") -> None:
         """Copy what the pass computed to the pool, and note it."""
         cache = self._cache
-        rows = cache.rows[done.slots[done.sequence], done.position]
+        rows = cache.rows[done.seats[done.sequence], done.position]
         index, begin = self.tensor(rows), 0
         for attention in done.attentions:
             end = begin + attention.num_tokens
             attention.window.store(self.pool, attention.places, index[begin:end])
             begin = end
-        cache.computed[done.slots] += done.takes
+        cache.computed[done.seats] += done.takes
         cache.pool.writer[rows] = WRITTEN
 
     def tensor(self, array: np.ndarray) -> Tensor:
@@ -105,7 +105,7 @@ class KVStore:
         return tensor if self._device.type == "cpu" else tensor.to(self._device)
 
     def _enter(self, lanes: _Lanes, first: int, group: np.ndarray) -> np.ndarray | None:
-        """Give the slots the lanes from `first` on, filled; returns the order that sorts `group` by lane, None if it
+        """Give the seats the lanes from `first` on, filled; returns the order that sorts `group` by lane, None if it
         is.
         """
         num = len(group)
@@ -119,11 +119,11 @@ class KVStore:
         moved = moved[np.argsort(assigned[moved])]
         if len(moved):
             taken = assigned[moved] + first
-            before = lanes.slots[taken]
+            before = lanes.seats[taken]
             ousted = before[(before >= 0) & (self._places[before] == lanes.places[taken])]
             self._places[ousted] = -1
             self._load(lanes.window, taken, group[moved])
-            lanes.slots[taken] = group[moved]
+            lanes.seats[taken] = group[moved]
             self._places[group[moved]] = lanes.places[taken]
         return np.argsort(assigned)
 
@@ -147,11 +147,11 @@ class KVStore:
         self._windows[version, key_class] = made
         return made
 
-    def _load(self, window: Window, lanes: np.ndarray, slots: np.ndarray) -> None:
-        """Fill lanes with what is computed of the slots."""
-        computed = self._cache.computed[slots]
+    def _load(self, window: Window, lanes: np.ndarray, seats: np.ndarray) -> None:
+        """Fill lanes with what is computed of the seats."""
+        computed = self._cache.computed[seats]
         width = int(computed.max())
-        rows = self._cache.rows[slots, :width]
+        rows = self._cache.rows[seats, :width]
         # A row not computed yet may hold anything, even another version's NaN: what is masked must be finite.
         rows[np.arange(width) >= computed[:, None]] = 0
         window.load(self.pool, lanes, rows)
@@ -160,20 +160,20 @@ class KVStore:
 class Pass:
     """One forward pass of one version; `model.Attend`. Its tokens lie end to end, sequence by sequence.
 
-    slots, takes int64 [B]: who takes part, with how many tokens; sequence (index into slots), position int64 [N].
+    seats, takes int64 [B]: who takes part, with how many tokens; sequence (index into seats), position int64 [N].
     """
 
-    __slots__ = ("attentions", "position", "sequence", "slots", "takes")
+    __slots__ = ("attentions", "position", "sequence", "seats", "takes")
 
     def __init__(
         self,
-        slots: np.ndarray,
+        seats: np.ndarray,
         takes: np.ndarray,
         sequence: np.ndarray,
         position: np.ndarray,
         attentions: list[WindowAttention],
     ) -> None:
-        self.slots = slots
+        self.seats = seats
         self.takes = takes
         self.sequence = sequence
         self.position = position

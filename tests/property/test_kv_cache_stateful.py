@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from workers.kv_cache import WRITTEN, KVCache
+from workers.kv_cache import WRITTEN, KVTables
 
 NUM_ROWS = 16
 MOST_TOKENS = 10
@@ -19,14 +19,14 @@ MOST_TOKENS = 10
 class KVCacheMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.cache = KVCache(NUM_ROWS, num_slots=2, num_positions=2)
+        self.cache = KVTables(NUM_ROWS, num_seats=2, num_positions=2)
         self.content: dict[int, tuple] = {}
         self.waiting: list[int] = []
         self.running: list[int] = []
-        self.max_age: dict[int, int] = {}  # slot -> that of its last request
+        self.max_age: dict[int, int] = {}  # seat -> that of its last request
 
-    def live(self, slot: int | None) -> bool:
-        return slot in self.waiting or slot in self.running
+    def live(self, seat: int | None) -> bool:
+        return seat in self.waiting or seat in self.running
 
     @rule(
         group=st.integers(-1, 0),
@@ -51,19 +51,19 @@ class KVCacheMachine(RuleBasedStateMachine):
         """A trajectory between two requests asks for the next one: what it had, or a part of that, and some more; under
         its version or a newer one.
         """
-        idle = [slot for slot in self.cache._slot_of.values() if not self.live(slot)]
+        idle = [seat for seat in self.cache._seat_of.values() if not self.live(seat)]
         if idle:
-            slot = idle[which % len(idle)]
-            version, group, member = self.cache.key(slot)
-            had = self.cache.tokens[slot, : self.cache.length[slot]].tolist()[: max(keeps, 1)]
-            kept = self.cache.allocated[slot] > 0 and 0 <= version + newer - self.cache.anchor[slot] <= max_age
+            seat = idle[which % len(idle)]
+            version, group, member = self.cache.key(seat)
+            had = self.cache.tokens[seat, : self.cache.length[seat]].tolist()[: max(keeps, 1)]
+            kept = self.cache.allocated[seat] > 0 and 0 <= version + newer - self.cache.anchor[seat] <= max_age
             self.request(group, member, version + newer, (had + more)[: MOST_TOKENS - 1], max_age, builds_on=kept)
 
     @rule(group=st.integers(-1, 0), member=st.integers(0, 2), version=st.integers(0, 1))
     def changes_version(self, group: int, member: int, version: int) -> None:
-        slot = self.cache.slot_of(group, member)
-        if slot is not None:
-            self.request(group, member, version, self.cache.tokens[slot, : self.cache.length[slot]].tolist()[:9])
+        seat = self.cache.seat_of(group, member)
+        if seat is not None:
+            self.request(group, member, version, self.cache.tokens[seat, : self.cache.length[seat]].tolist()[:9])
 
     def request(
         self,
@@ -74,13 +74,13 @@ class KVCacheMachine(RuleBasedStateMachine):
         max_age: int = 0,
         builds_on: bool | None = None,
     ) -> None:
-        if self.live(self.cache.slot_of(group, member)):
+        if self.live(self.cache.seat_of(group, member)):
             return
-        slot = self.cache.open(version, group, member, np.array(tokens, dtype=np.int32), MOST_TOKENS, max_age)
-        assert self.cache.tokens[slot, : len(tokens)].tolist() == tokens
-        assert builds_on is None or builds_on == (self.cache.allocated[slot] > 0) or len(tokens) == 1
-        self.max_age[slot] = max_age
-        self.waiting.append(slot)
+        seat = self.cache.open(version, group, member, np.array(tokens, dtype=np.int32), MOST_TOKENS, max_age)
+        assert self.cache.tokens[seat, : len(tokens)].tolist() == tokens
+        assert builds_on is None or builds_on == (self.cache.allocated[seat] > 0) or len(tokens) == 1
+        self.max_age[seat] = max_age
+        self.waiting.append(seat)
         self.start(0)
 
     @precondition(lambda self: self.waiting)
@@ -89,73 +89,73 @@ class KVCacheMachine(RuleBasedStateMachine):
         self.start(headroom)
 
     def start(self, headroom: int) -> None:
-        slot = self.waiting[0]
+        seat = self.waiting[0]
         nothing_runs = not self.running
-        started = self.cache.start(slot, 0 if nothing_runs else headroom)
+        started = self.cache.start(seat, 0 if nothing_runs else headroom)
         assert started or not nothing_runs, "alone, a request that fits must start"
         if started:
             self.running.append(self.waiting.pop(0))
-            assert self.cache.computed[slot] < self.cache.length[slot] == self.cache.allocated[slot]
+            assert self.cache.computed[seat] < self.cache.length[seat] == self.cache.allocated[seat]
             assert nothing_runs or self.cache.pool.num_free >= headroom
 
     @precondition(lambda self: self.running)
     @rule(which=st.integers(0, 100), most=st.integers(1, MOST_TOKENS))
     def compute(self, which: int, most: int) -> None:
-        slot = self.running[which % len(self.running)]
+        seat = self.running[which % len(self.running)]
         cache = self.cache
-        if cache.computed[slot] == cache.length[slot]:
+        if cache.computed[seat] == cache.length[seat]:
             return  # waits for its token to be sampled
-        end = cache.frontier(slot) if slot in cache.borrowed else int(cache.length[slot])
-        begin = int(cache.computed[slot])
-        assert begin < cache.length[slot], "the last token is always computed: its logits are wanted"
+        end = cache.frontier(seat) if seat in cache.borrowed else int(cache.length[seat])
+        begin = int(cache.computed[seat])
+        assert begin < cache.length[seat], "the last token is always computed: its logits are wanted"
         end = min(end, begin + most)
-        version = cache.key(slot)[0]
+        version = cache.key(seat)[0]
         for position in range(begin, end):
-            row = int(cache.rows[slot, position])
-            self.content[row] = (version, *cache.tokens[slot, : position + 1].tolist())
-        cache.pool.writer[cache.rows[slot, begin:end]] = WRITTEN
-        cache.computed[slot] = end
+            row = int(cache.rows[seat, position])
+            self.content[row] = (version, *cache.tokens[seat, : position + 1].tolist())
+        cache.pool.writer[cache.rows[seat, begin:end]] = WRITTEN
+        cache.computed[seat] = end
 
     @precondition(lambda self: self.running)
     @rule(which=st.integers(0, 100), token=st.integers(0, 1), ends=st.booleans())
     def sample(self, which: int, token: int, ends: bool) -> None:
-        slot = self.running[which % len(self.running)]
+        seat = self.running[which % len(self.running)]
         cache = self.cache
-        length = int(cache.length[slot])
-        if cache.computed[slot] < length:
+        length = int(cache.length[seat])
+        if cache.computed[seat] < length:
             return
         ends = ends or length + 1 == MOST_TOKENS
-        cache.tokens[slot, length] = token
-        cache.length[slot] = length + 1
+        cache.tokens[seat, length] = token
+        cache.length[seat] = length + 1
         if ends:
-            self.running.remove(slot)
-            cache.park(slot)
+            self.running.remove(seat)
+            cache.park(seat)
         elif cache.make_room(1):
-            cache.extend(np.array([slot]))
+            cache.extend(np.array([seat]))
         else:
-            self.take_back(slot)
+            self.take_back(seat)
 
     @precondition(lambda self: self.running)
     @rule(which=st.integers(0, 100))
     def take_back_one(self, which: int) -> None:
         self.take_back(self.running[which % len(self.running)])
 
-    def take_back(self, slot: int) -> None:
-        self.running.remove(slot)
-        self.cache.pause(slot)
-        self.waiting.insert(0, slot)
+    def take_back(self, seat: int) -> None:
+        self.running.remove(seat)
+        self.cache.pause(seat)
+        self.waiting.insert(0, seat)
 
     @rule(group=st.integers(-1, 0), member=st.integers(0, 2))
     def release(self, group: int, member: int) -> None:
-        slot = self.cache.release(group, member)
-        if slot in self.waiting:
-            self.waiting.remove(slot)
-        if slot in self.running:
-            self.running.remove(slot)
+        seat = self.cache.release(group, member)
+        if seat in self.waiting:
+            self.waiting.remove(seat)
+        if seat in self.running:
+            self.running.remove(seat)
 
     @rule(version=st.integers(0, 1))
     def drop_version(self, version: int) -> None:
-        if not any(self.cache.key(slot)[0] == version for slot in self.running):
+        if not any(self.cache.key(seat)[0] == version for seat in self.running):
             self.cache.drop_version(version)
 
     @rule(count=st.integers(0, NUM_ROWS))
@@ -177,32 +177,32 @@ class KVCacheMachine(RuleBasedStateMachine):
     @invariant()
     def computed_rows_hold_their_context(self) -> None:
         cache = self.cache
-        for slot in cache._slot_of.values():
-            version, length = cache.key(slot)[0], int(cache.length[slot])
-            computed, allocated = int(cache.computed[slot]), int(cache.allocated[slot])
+        for seat in cache._seat_of.values():
+            version, length = cache.key(seat)[0], int(cache.length[seat])
+            computed, allocated = int(cache.computed[seat]), int(cache.allocated[seat])
             assert 0 <= computed <= allocated <= length
-            assert not cache.rows[slot, allocated:].any()
-            tokens, oldest = cache.tokens[slot].tolist(), 0
+            assert not cache.rows[seat, allocated:].any()
+            tokens, oldest = cache.tokens[seat].tolist(), 0
             for position in range(computed):
-                by, *context = self.content[int(cache.rows[slot, position])]
+                by, *context = self.content[int(cache.rows[seat, position])]
                 assert context == tokens[: position + 1]
                 assert oldest <= by <= version
                 oldest = by
             if computed:
-                anchor = self.content[int(cache.rows[slot, 0])][0]
-                assert cache.anchor[slot] == anchor
-                assert version - anchor <= self.max_age[slot]
-            if not self.live(slot):
+                anchor = self.content[int(cache.rows[seat, 0])][0]
+                assert cache.anchor[seat] == anchor
+                assert version - anchor <= self.max_age[seat]
+            if not self.live(seat):
                 assert computed == allocated
 
     @invariant()
     def someone_can_always_go_on(self) -> None:
         """No circle of borrowers that wait for each other."""
         cache = self.cache
-        behind = [slot for slot in self.running if cache.computed[slot] < cache.allocated[slot]]
-        for version in {cache.key(slot)[0] for slot in behind}:
-            of_version = [slot for slot in behind if cache.key(slot)[0] == version]
-            assert any(slot not in cache.borrowed or cache.frontier(slot) > cache.computed[slot] for slot in of_version)
+        behind = [seat for seat in self.running if cache.computed[seat] < cache.allocated[seat]]
+        for version in {cache.key(seat)[0] for seat in behind}:
+            of_version = [seat for seat in behind if cache.key(seat)[0] == version]
+            assert any(seat not in cache.borrowed or cache.frontier(seat) > cache.computed[seat] for seat in of_version)
 
     def teardown(self) -> None:
         for group in (-1, 0):

@@ -61,8 +61,8 @@ def test_a_request_over_mixed_kv_that_is_taken_back_is_sampled_over_one_kv_only(
     engine.add(younger)
     for _ in range(5):
         engine.step()
-    slot = engine._cache.slot_of(0, 0)
-    assert engine._cache.anchor[slot] == 1 and engine._cache.length[slot] > 14
+    seat = engine._cache.seat_of(0, 0)
+    assert engine._cache.anchor[seat] == 1 and engine._cache.length[seat] > 14
     segments = drain(engine, 2)
     assert engine.num_taken_back >= 1
     Recomputed().prove(older, segments[0])

@@ -3,31 +3,31 @@
 import numpy as np
 import pytest
 
-from workers.kv_cache import ORPHAN, WRITTEN, KVCache, common_prefix
+from workers.kv_cache import ORPHAN, WRITTEN, KVTables, common_prefix
 
 
 def ids(*tokens: int) -> np.ndarray:
     return np.array(tokens, dtype=np.int32)
 
 
-def compute(cache: KVCache, slot: int) -> int:
-    """What a pass does for one slot; returns how many tokens it computed."""
-    begin = int(cache.computed[slot])
-    end = cache.frontier(slot) if slot in cache.borrowed else int(cache.length[slot])
-    begin = int(cache.computed[slot])
-    cache.pool.writer[cache.rows[slot, begin:end]] = WRITTEN
-    cache.computed[slot] = end
+def compute(cache: KVTables, seat: int) -> int:
+    """What a pass does for one seat; returns how many tokens it computed."""
+    begin = int(cache.computed[seat])
+    end = cache.frontier(seat) if seat in cache.borrowed else int(cache.length[seat])
+    begin = int(cache.computed[seat])
+    cache.pool.writer[cache.rows[seat, begin:end]] = WRITTEN
+    cache.computed[seat] = end
     return end - begin
 
 
-def begin(cache: KVCache, member: int, tokens: np.ndarray, *, version: int = 0, group: int = 0) -> int:
-    slot = cache.open(version, group, member, tokens, len(tokens) + 4)
-    assert cache.start(slot)
-    return slot
+def begin(cache: KVTables, member: int, tokens: np.ndarray, *, version: int = 0, group: int = 0) -> int:
+    seat = cache.open(version, group, member, tokens, len(tokens) + 4)
+    assert cache.start(seat)
+    return seat
 
 
-def rows_of(cache: KVCache, slot: int) -> list[int]:
-    return cache.rows[slot, : cache.allocated[slot]].tolist()
+def rows_of(cache: KVTables, seat: int) -> list[int]:
+    return cache.rows[seat, : cache.allocated[seat]].tolist()
 
 
 def test_common_prefix():
@@ -38,38 +38,38 @@ def test_common_prefix():
 
 
 def test_a_next_request_keeps_the_prefix_and_computes_the_rest():
-    cache = KVCache(20)
-    slot = begin(cache, 0, ids(1, 2, 3))
-    assert compute(cache, slot) == 3
-    cache.park(slot)
-    kept = rows_of(cache, slot)
-    assert begin(cache, 0, ids(1, 2, 3, 4, 5)) == slot
-    assert rows_of(cache, slot)[:3] == kept
-    assert cache.computed[slot] == 3 and compute(cache, slot) == 2
+    cache = KVTables(20)
+    seat = begin(cache, 0, ids(1, 2, 3))
+    assert compute(cache, seat) == 3
+    cache.park(seat)
+    kept = rows_of(cache, seat)
+    assert begin(cache, 0, ids(1, 2, 3, 4, 5)) == seat
+    assert rows_of(cache, seat)[:3] == kept
+    assert cache.computed[seat] == 3 and compute(cache, seat) == 2
 
 
 def test_a_context_that_turns_elsewhere_gives_its_tail_back():
-    cache = KVCache(20)
-    slot = begin(cache, 0, ids(1, 2, 3, 4))
-    compute(cache, slot)
-    cache.park(slot)
+    cache = KVTables(20)
+    seat = begin(cache, 0, ids(1, 2, 3, 4))
+    compute(cache, seat)
+    cache.park(seat)
     begin(cache, 0, ids(1, 2, 9))
-    assert cache.computed[slot] == 2 and cache.allocated[slot] == 3
+    assert cache.computed[seat] == 2 and cache.allocated[seat] == 3
     cache.release(0, 0)
     assert cache.pool.num_free == 20
 
 
 def test_the_last_context_token_is_always_computed():
-    cache = KVCache(20)
-    slot = begin(cache, 0, ids(1, 2, 3))
-    compute(cache, slot)
-    cache.park(slot)
+    cache = KVTables(20)
+    seat = begin(cache, 0, ids(1, 2, 3))
+    compute(cache, seat)
+    cache.park(seat)
     begin(cache, 0, ids(1, 2, 3))
-    assert cache.computed[slot] == 2 and compute(cache, slot) == 1
+    assert cache.computed[seat] == 2 and compute(cache, seat) == 1
 
 
 def test_group_members_share_the_common_prompt_only():
-    cache = KVCache(20)
+    cache = KVTables(20)
     first = begin(cache, 0, ids(1, 2, 3, 4))
     compute(cache, first)
     second = begin(cache, 1, ids(1, 2, 3, 4))
@@ -85,7 +85,7 @@ def test_group_members_share_the_common_prompt_only():
 
 
 def test_the_prompt_stays_until_the_groups_last_member_goes():
-    cache = KVCache(20)
+    cache = KVTables(20)
     compute(cache, begin(cache, 0, ids(1, 2, 3, 4)))
     compute(cache, begin(cache, 1, ids(1, 2, 3, 4)))
     cache.release(0, 0)
@@ -98,25 +98,25 @@ def test_the_prompt_stays_until_the_groups_last_member_goes():
 
 
 def test_nothing_is_shared_between_versions_or_groups():
-    cache = KVCache(20)
+    cache = KVTables(20)
     compute(cache, begin(cache, 0, ids(1, 2, 3)))
     assert cache.computed[begin(cache, 1, ids(1, 2, 3), version=1)] == 0
     assert cache.computed[begin(cache, 0, ids(1, 2, 3), group=1)] == 0
 
 
 def test_a_new_version_starts_a_trajectory_from_nothing():
-    cache = KVCache(20)
-    slot = begin(cache, 0, ids(1, 2, 3))
-    compute(cache, slot)
-    cache.park(slot)
-    assert begin(cache, 0, ids(1, 2, 3, 4), version=1) == slot
-    assert cache.computed[slot] == 0
-    assert cache.key(slot) == (1, 0, 0)
+    cache = KVTables(20)
+    seat = begin(cache, 0, ids(1, 2, 3))
+    compute(cache, seat)
+    cache.park(seat)
+    assert begin(cache, 0, ids(1, 2, 3, 4), version=1) == seat
+    assert cache.computed[seat] == 0
+    assert cache.key(seat) == (1, 0, 0)
     assert cache.pool.num_free == 20 - 4  # the old version's prompt went with its last member
 
 
 def test_a_borrower_waits_for_what_another_computes():
-    cache = KVCache(20)
+    cache = KVTables(20)
     first = begin(cache, 0, ids(1, 2, 3, 4))
     second = begin(cache, 1, ids(1, 2, 3, 4))
     assert second in cache.borrowed and compute(cache, second) == 0
@@ -126,7 +126,7 @@ def test_a_borrower_waits_for_what_another_computes():
 
 @pytest.mark.parametrize("how", ["pause", "release"])
 def test_a_borrower_computes_what_its_lender_left_undone(how):
-    cache = KVCache(20)
+    cache = KVTables(20)
     first = begin(cache, 0, ids(1, 2, 3, 4))
     second = begin(cache, 1, ids(1, 2, 3, 4))
     third = begin(cache, 2, ids(1, 2, 3, 4))
@@ -142,26 +142,26 @@ def test_a_borrower_computes_what_its_lender_left_undone(how):
 
 
 def test_idle_trajectories_are_evicted_least_recently_used_first():
-    cache = KVCache(10)
-    slots = []
+    cache = KVTables(10)
+    seats = []
     for group in range(3):
-        slots.append(begin(cache, 0, ids(1, 2, 3), group=group))
-        compute(cache, slots[-1])
-        cache.park(slots[-1])
+        seats.append(begin(cache, 0, ids(1, 2, 3), group=group))
+        compute(cache, seats[-1])
+        cache.park(seats[-1])
     cache.open(0, 0, 0, ids(1, 2, 3, 4), 6)  # used again, so group 1 is the oldest now
     new = begin(cache, 0, ids(7, 7), group=9)
-    assert cache.allocated[slots + [new]].tolist() == [3, 0, 3, 2]
+    assert cache.allocated[seats + [new]].tolist() == [3, 0, 3, 2]
     assert (cache.holders() == cache.pool.references).all()
 
 
 def test_eviction_takes_idle_ones_then_prompts_and_never_the_running():
-    cache = KVCache(8)
+    cache = KVTables(8)
     running = begin(cache, 0, ids(1, 2, 3), group=0)
     idle = begin(cache, 0, ids(4, 5, 6), group=1)
     compute(cache, idle)
     cache.park(idle)
-    slot = cache.open(0, 2, 0, ids(1, 2, 3, 4, 5), 8)
-    assert cache.start(slot)
+    seat = cache.open(0, 2, 0, ids(1, 2, 3, 4, 5), 8)
+    assert cache.start(seat)
     assert cache.allocated[idle] == 0 and cache.allocated[running] == 3
     assert cache.pool.num_free == 0
     other = cache.open(0, 3, 0, ids(1), 4)
@@ -170,61 +170,61 @@ def test_eviction_takes_idle_ones_then_prompts_and_never_the_running():
 
 
 def test_a_start_without_room_evicts_nothing_in_vain():
-    cache = KVCache(8)
+    cache = KVTables(8)
     begin(cache, 0, ids(1, 2, 3, 4), group=0)
     idle = begin(cache, 0, ids(4, 5), group=1)
     cache.park(idle)
-    slot = cache.open(0, 2, 0, ids(*range(7)), 9)
-    assert not cache.start(slot)
+    seat = cache.open(0, 2, 0, ids(*range(7)), 9)
+    assert not cache.start(seat)
     assert cache.allocated[idle] == 2
 
 
 def test_a_start_without_room_keeps_what_the_trajectory_has():
-    cache = KVCache(8)
-    slot = begin(cache, 0, ids(1, 2, 3), group=0)
-    compute(cache, slot)
-    cache.park(slot)
+    cache = KVTables(8)
+    seat = begin(cache, 0, ids(1, 2, 3), group=0)
+    compute(cache, seat)
+    cache.park(seat)
     begin(cache, 0, ids(4, 5, 6), group=1)
     cache.open(0, 0, 0, ids(1, 2, 3, 4, 5, 6), 8)
-    assert not cache.start(slot)
-    assert cache.allocated[slot] == cache.computed[slot] == 3
+    assert not cache.start(seat)
+    assert cache.allocated[seat] == cache.computed[seat] == 3
     cache.release(1, 0)
-    assert cache.start(slot) and cache.computed[slot] == 3
+    assert cache.start(seat) and cache.computed[seat] == 3
 
 
 def test_headroom_is_left_free():
-    cache = KVCache(8)
-    slot = cache.open(0, 0, 0, ids(1, 2, 3), 5)
-    assert not cache.start(slot, headroom=6)
-    assert cache.start(slot, headroom=5)
+    cache = KVTables(8)
+    seat = cache.open(0, 0, 0, ids(1, 2, 3), 5)
+    assert not cache.start(seat, headroom=6)
+    assert cache.start(seat, headroom=5)
 
 
 def test_tables_grow_and_keep_what_they_hold():
-    cache = KVCache(1000, num_slots=2, num_positions=4)
-    slots = [begin(cache, member, np.arange(member, member + 20, dtype=np.int32)) for member in range(9)]
-    assert len(set(slots)) == 9
-    for member, slot in enumerate(slots):
-        assert cache.tokens[slot, :20].tolist() == list(range(member, member + 20))
-        assert cache.key(slot) == (0, 0, member)
+    cache = KVTables(1000, num_seats=2, num_positions=4)
+    seats = [begin(cache, member, np.arange(member, member + 20, dtype=np.int32)) for member in range(9)]
+    assert len(set(seats)) == 9
+    for member, seat in enumerate(seats):
+        assert cache.tokens[seat, :20].tolist() == list(range(member, member + 20))
+        assert cache.key(seat) == (0, 0, member)
     assert (cache.holders() == cache.pool.references).all()
 
 
 def test_rows_beyond_a_sequence_are_row_zero():
-    cache = KVCache(20)
-    slot = begin(cache, 0, ids(1, 2, 3, 4))
-    compute(cache, slot)
-    cache.park(slot)
+    cache = KVTables(20)
+    seat = begin(cache, 0, ids(1, 2, 3, 4))
+    compute(cache, seat)
+    cache.park(seat)
     begin(cache, 0, ids(1, 9))
-    assert not cache.rows[slot, 2:].any()
+    assert not cache.rows[seat, 2:].any()
     cache.release(0, 0)
     assert not cache.rows.any()
 
 
 def test_dropping_a_version_frees_its_prompts_and_keeps_what_a_newer_one_may_build_on():
-    cache = KVCache(20)
-    slot = begin(cache, 0, ids(1, 2, 3))
-    compute(cache, slot)
-    cache.park(slot)
+    cache = KVTables(20)
+    seat = begin(cache, 0, ids(1, 2, 3))
+    compute(cache, seat)
+    cache.park(seat)
     begin(cache, 1, ids(1, 2, 9))
     assert cache.pool.num_free == 16
     cache.release(0, 1)
@@ -235,42 +235,42 @@ def test_dropping_a_version_frees_its_prompts_and_keeps_what_a_newer_one_may_bui
     assert cache.pool.num_free == 20
 
 
-def go_on(cache, slot, context, version, max_age):
+def go_on(cache, seat, context, version, max_age):
     """The trajectory's next request, computed to its end."""
-    cache.park(slot)
-    _, group, member = cache.key(slot)
-    assert cache.open(version, group, member, ids(*context), len(context) + 2, max_age) == slot
-    assert cache.start(slot)
-    kept = int(cache.computed[slot])
-    compute(cache, slot)
-    return kept, int(cache.anchor[slot])
+    cache.park(seat)
+    _, group, member = cache.key(seat)
+    assert cache.open(version, group, member, ids(*context), len(context) + 2, max_age) == seat
+    assert cache.start(seat)
+    kept = int(cache.computed[seat])
+    compute(cache, seat)
+    return kept, int(cache.anchor[seat])
 
 
 def test_a_newer_version_builds_on_kv_within_its_age_and_from_nothing_beyond():
-    cache = KVCache(40)
-    slot = begin(cache, 0, ids(1, 2, 3), version=4)
-    compute(cache, slot)
-    assert go_on(cache, slot, (1, 2, 3, 4), 5, max_age=2) == (3, 4)
-    assert go_on(cache, slot, (1, 2, 3, 4, 5, 6), 6, max_age=2) == (4, 4)
-    assert go_on(cache, slot, (1, 2, 7, 7), 6, max_age=2) == (2, 4)  # a context that turns elsewhere
-    assert go_on(cache, slot, (1, 2, 7, 7, 8), 7, max_age=2) == (0, 7)
-    assert go_on(cache, slot, (1, 2, 7, 7, 8), 7, max_age=0) == (4, 7)
-    assert go_on(cache, slot, (1, 2, 7, 7, 8), 6, max_age=2) == (0, 6)  # never over KV of a newer version
+    cache = KVTables(40)
+    seat = begin(cache, 0, ids(1, 2, 3), version=4)
+    compute(cache, seat)
+    assert go_on(cache, seat, (1, 2, 3, 4), 5, max_age=2) == (3, 4)
+    assert go_on(cache, seat, (1, 2, 3, 4, 5, 6), 6, max_age=2) == (4, 4)
+    assert go_on(cache, seat, (1, 2, 7, 7), 6, max_age=2) == (2, 4)  # a context that turns elsewhere
+    assert go_on(cache, seat, (1, 2, 7, 7, 8), 7, max_age=2) == (0, 7)
+    assert go_on(cache, seat, (1, 2, 7, 7, 8), 7, max_age=0) == (4, 7)
+    assert go_on(cache, seat, (1, 2, 7, 7, 8), 6, max_age=2) == (0, 6)  # never over KV of a newer version
     cache.release(0, 0)
     assert cache.pool.num_free == 40
 
 
 def test_evicted_kv_is_computed_under_the_version_that_comes_next():
-    cache = KVCache(8)
-    slot = begin(cache, 0, ids(1, 2, 3), version=4)
-    compute(cache, slot)
-    cache.park(slot)
+    cache = KVTables(8)
+    seat = begin(cache, 0, ids(1, 2, 3), version=4)
+    compute(cache, seat)
+    cache.park(seat)
     assert cache.make_room(8)
-    assert go_on(cache, slot, (1, 2, 3, 4), 5, max_age=3) == (0, 5)
+    assert go_on(cache, seat, (1, 2, 3, 4), 5, max_age=3) == (0, 5)
 
 
 def test_a_prompt_is_shared_under_its_own_version_only():
-    cache = KVCache(40)
+    cache = KVTables(40)
     old, new = begin(cache, 0, ids(1, 2, 3, 4), version=4), begin(cache, 1, ids(1, 2, 3, 4), version=5)
     compute(cache, old)
     compute(cache, new)
@@ -285,4 +285,4 @@ def test_a_prompt_is_shared_under_its_own_version_only():
 
 
 def test_releasing_an_unknown_trajectory_is_harmless():
-    assert KVCache(4).release(3, 1) is None
+    assert KVTables(4).release(3, 1) is None
