@@ -41,12 +41,14 @@ from bench.measures import check_audit, read_run
 from bench.report import MODES as ARMS
 from bench.report import Arm, Pair, pair_json, pair_table, summary, summary_text
 from pipeline.command_line import read_arguments
+from pipeline.config_json import installed_version
 from pipeline.errors import ConfigError
 from pipeline.evaluator import Evaluation, Evaluator
 from pipeline.launch import make_supervisor, make_trainer, train_rows
-from pipeline.options import OPTIONS, Option, as_written, build, convert
+from pipeline.make_run_config import as_written, build, convert
+from pipeline.options import OPTIONS, Option
 from pipeline.progress import step_line
-from pipeline.run_config import MODES, RunConfig, installed_version, task_defaults
+from pipeline.run_config import MODES, RunConfig, task_defaults
 from pipeline.run_directory import check_run_dir
 from pipeline.tasks import TASKS
 from pipeline.version import VERSION

@@ -31,10 +31,12 @@ from bench.ideal import steady_speed
 from bench.measures import LAST_STEPS, check_audit, read_lines, segment_ages
 from bench.staleness_report import StalenessArm, arms_json, caption, markdown_table, summary
 from pipeline.command_line import read_arguments
+from pipeline.config_json import installed_version
 from pipeline.errors import ConfigError
 from pipeline.evaluator import Evaluation
-from pipeline.options import OPTIONS, Option, as_written, build, convert
-from pipeline.run_config import RunConfig, installed_version, task_defaults
+from pipeline.make_run_config import as_written, build, convert
+from pipeline.options import OPTIONS, Option
+from pipeline.run_config import RunConfig, task_defaults
 from pipeline.run_directory import check_run_dir
 from pipeline.version import VERSION
 from shm.errors import HeadwayError

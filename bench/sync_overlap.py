@@ -29,10 +29,12 @@ import numpy as np
 from bench.errors import BenchError
 from bench.measures import check_audit
 from pipeline.command_line import read_arguments
+from pipeline.config_json import installed_version
 from pipeline.errors import ConfigError
 from pipeline.launch import make_supervisor, make_trainer, train_rows
-from pipeline.options import OPTIONS, Option, as_written, build, convert
-from pipeline.run_config import MODES, RunConfig, installed_version, task_defaults
+from pipeline.make_run_config import as_written, build, convert
+from pipeline.options import OPTIONS, Option
+from pipeline.run_config import MODES, RunConfig, task_defaults
 from pipeline.supervisor import Supervisor
 from pipeline.version import VERSION
 from shm.errors import HeadwayError

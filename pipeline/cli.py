@@ -14,7 +14,8 @@ from pathlib import Path
 from pipeline import audit
 from pipeline.command_line import suggestion
 from pipeline.errors import ConfigError
-from pipeline.options import help_text, parse
+from pipeline.make_run_config import parse
+from pipeline.options import help_text
 from pipeline.run_config import RunConfig
 from pipeline.version import VERSION
 from shm.errors import HeadwayError

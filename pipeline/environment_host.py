@@ -18,7 +18,7 @@ from types import CoroutineType
 from typing import Any
 
 from pipeline.env import Env, ToolCall, TrajectoryView, Turn, TurnResult, as_messages
-from pipeline.tool_calls import describe
+from pipeline.tool_calls import failure_text
 from pipeline.tools import tools_of
 from workers.messages import EnvironmentCall, EnvironmentReply
 
@@ -296,7 +296,7 @@ class EnvironmentHost:
                 if inspect.isawaitable(closed):
                     await closed
         except Exception as failure:
-            _log.warning("%s.close failed: %s", self._name, describe(failure), exc_info=failure)
+            _log.warning("%s.close failed: %s", self._name, failure_text(failure), exc_info=failure)
 
     def _where(self, call: EnvironmentCall, method: str) -> str:
         return f"{self._name}.{method} of trajectory {call.group}.{call.member}"
@@ -311,7 +311,7 @@ class EnvironmentHost:
             return f"{where} took longer than environment_timeout = {self._timeout:g} s"
         if isinstance(failure, _Refused):
             return str(failure)
-        return f"{where} failed with {describe(failure)}"
+        return f"{where} failed with {failure_text(failure)}"
 
 
 def _catch_up(view: TrajectoryView, entries: Iterable[dict[str, Any]]) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from pipeline.env import Env, check_env_class
 from pipeline.environment_host import EnvironmentHost
 from pipeline.errors import ConfigError, RunError
-from pipeline.tool_calls import describe
+from pipeline.tool_calls import failure_text
 from workers.messages import EnvironmentReplies, EnvironmentReply, Environments, Message, Ready, Start, Stop
 
 
@@ -44,8 +44,8 @@ def load_env_class(path: str) -> type[Env]:
             found = getattr(found, name)
     except Exception as failure:  # importing runs the user's module, which may raise anything
         raise ConfigError(
-            f"The environment {path!r} cannot be imported: {describe(failure)}. Its module must import without errors "
-            "in a process of its own. Check the name and the module."
+            f"The environment {path!r} cannot be imported: {failure_text(failure)}. Its module must import without "
+            "errors in a process of its own. Check the name and the module."
         ) from failure
     check_env_class(found)
     return found

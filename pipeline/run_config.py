@@ -1,31 +1,27 @@
 """Everything one run of the command line is told, resolved: what run.py can set, and what config.json records.
 
 Values come from, later ones winning: the config classes' defaults, the task's recipe, the mode, a TOML file, the
-command line (`options.py`).
+command line (`make_run_config.py`).
 """
 
-import platform
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.advantages import Batchwise, GroupCentered
 from pipeline.config_checks import check_choice, check_class, check_integer, option, required
+from pipeline.config_json import config_json
 from pipeline.errors import ConfigError
 from pipeline.losses import CISPO, GSPO, PPO, CustomLoss, DecoupledPPO, ImportanceSampling, Loss, PolicyGradient
 from pipeline.tasks import TASKS
 from pipeline.tasks.latency import FORMS, parse_latency
 from pipeline.trainer_config import TrainerConfig
-from pipeline.version import VERSION
 from shm.layout import ELEMENT_BYTES
 
 # The two modes differ in these options and nothing else.
 MODES: dict[str, dict[str, Any]] = {
-    "async": {"max_staleness": 2, "concurrency": 192, "admit_ahead": 2},
+    "async": {"max_staleness": 2, "concurrency": 192},
     "sync": {"max_staleness": 0, "concurrency": 64},
 }
-
 
 # The names of the advantages on the command line.
 ADVANTAGES: dict[str, GroupCentered | Batchwise] = {
@@ -155,18 +151,7 @@ class RunConfig:
 
     def to_json(self) -> dict[str, Any]:
         """What config.json holds."""
-        return describe(self, seed=self.seed)
-
-
-def describe(config: Any, *, seed: int) -> dict[str, Any]:
-    """What a run's config.json holds: versions, seed, and every option of `config` (a dataclass) as it was used."""
-    return {
-        "headway": VERSION,
-        "python": platform.python_version(),
-        "torch": installed_version("torch"),
-        "seed": seed,
-        "config": plain(config),
-    }
+        return config_json(self, seed=self.seed)
 
 
 def check_tool_latency(text: str) -> None:
@@ -177,20 +162,3 @@ def check_tool_latency(text: str) -> None:
         raise ConfigError(
             f"RunConfig.tool_latency is {text!r}; it must be {FORMS}, for example lognormal:50:1.0."
         ) from error
-
-
-def plain(value: Any) -> Any:
-    """A config as JSON values; each nested config also names its class."""
-    if is_dataclass(value):
-        return {"class": type(value).__name__} | {f.name: plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    return value
-
-
-def installed_version(package: str) -> str | None:
-    """The installed version of a package, without importing it; None if it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

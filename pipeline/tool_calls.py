@@ -35,7 +35,7 @@ def is_infrastructure(failure: BaseException) -> bool:
     return any((kind.__module__.partition(".")[0], kind.__name__) in _FOREIGN_ROOTS for kind in type(failure).__mro__)
 
 
-def describe(failure: BaseException) -> str:
+def failure_text(failure: BaseException) -> str:
     """`Type: message` on one line, cut at 500 characters."""
     text = " ".join(str(failure).split())
     text = f"{type(failure).__name__}: {text}" if text else type(failure).__name__
@@ -66,7 +66,7 @@ async def run_tool_call(env: Any, traj: Any, call: Any) -> str:
     except Exception as failure:  # a user's tool may raise anything; the model learns what
         if is_infrastructure(failure):
             raise
-        error = describe(failure)
+        error = failure_text(failure)
     traj.running_tools.remove(call.name)
     traj.tool_records.append(ToolRecord(call.name, time.perf_counter() - started, error))
     return text if error is None else f"error: {error}"

@@ -13,6 +13,7 @@ from pipeline.active_run import ActiveRun
 from pipeline.advantages import Batchwise, GroupCentered
 from pipeline.config import Adam, ForwardBackwardBatch, GroupCompletion, Truncation
 from pipeline.config_checks import warn
+from pipeline.config_json import config_json
 from pipeline.dataset import check_rows, without_holdout
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.evaluations import Evaluations
@@ -24,7 +25,6 @@ from pipeline.make_spec import make_spec
 from pipeline.rollout_engine import RolloutEngine
 from pipeline.rollout_log import RolloutLog
 from pipeline.rollouts import Rollouts
-from pipeline.run_config import describe
 from pipeline.run_directory import make_default_run_dir, make_run_dir
 from pipeline.run_spec import RunSpec
 from pipeline.sampling_counters import SamplingCounters
@@ -155,7 +155,7 @@ class AsyncTrainer:
         return left
 
     def _description(self) -> dict[str, Any]:
-        description = describe(self.config, seed=self.config.engine.seed)
+        description = config_json(self.config, seed=self.config.engine.seed)
         if self._evaluator is not None:
             description["evaluator"] = self._evaluator.describe()
         return description

@@ -5,7 +5,7 @@ import pytest
 from bench.staleness import BOUNDS, Plan, arms_of, config_of, parse
 from bench.staleness_report import StalenessArm, caption, docs_section, markdown_table, summary
 from pipeline.errors import ConfigError
-from pipeline.options import parse as parse_run
+from pipeline.make_run_config import parse as parse_run
 
 
 def arm(seed, bound, speed, reward):

@@ -13,7 +13,7 @@ import pipeline as rl
 from pipeline.config_checks import ConfigWarning
 from pipeline.launch import make_supervisor, make_trainer
 from pipeline.losses import LOSSES, loss_record
-from pipeline.options import parse
+from pipeline.make_run_config import parse
 from pipeline.run_config import ADVANTAGES
 from pipeline.trainer_config import EngineConfig, TrainerConfig
 from workers.losses import LOSSES as LEARNERS

@@ -7,12 +7,13 @@ import time
 
 import pytest
 
-from pipeline import options
 from pipeline.config import Budget, ForwardBackwardBatch, GroupCompletion, KVCache, Sampling, Schedule
+from pipeline.config_json import plain
 from pipeline.errors import ConfigError
 from pipeline.launch import make_evaluator
-from pipeline.options import OPTIONS, help_text, options_table, parse
-from pipeline.run_config import MODES, RECIPES, plain, task_defaults
+from pipeline.make_run_config import parse
+from pipeline.options import OPTIONS, help_text, options_table
+from pipeline.run_config import COMMON, MODES, RECIPES, task_defaults
 from pipeline.run_directory import make_default_run_dir, make_run_dir
 from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig
@@ -300,7 +301,7 @@ def test_every_task_has_a_recipe():
 
 
 def test_modes_and_recipes_name_existing_options():
-    for values in (*MODES.values(), *map(task_defaults, TASKS), options.COMMON):
+    for values in (*MODES.values(), *map(task_defaults, TASKS), COMMON):
         assert values.keys() <= OPTIONS.keys()
 
 

@@ -1,0 +1,181 @@
+"""From the options that a user wrote to a RunConfig.
+
+Everything that can be wrong with them is found here, before any process starts or any file is written, and told in one
+sentence that names the option as the user wrote it.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from pipeline.command_line import Given, read_arguments, read_toml, suggestion
+from pipeline.config import (
+    Adam,
+    Budget,
+    Cosine,
+    ForwardBackwardBatch,
+    GroupCompletion,
+    KVCache,
+    Sampling,
+    Schedule,
+    Truncation,
+)
+from pipeline.errors import ConfigError
+from pipeline.losses import LOSSES, CustomLoss, Loss
+from pipeline.options import EXPOSED, LATER, OPTIONS, Option
+from pipeline.run_config import MODES, RunConfig, advantage_named, loss_named, task_defaults
+from pipeline.run_directory import check_run_dir
+from pipeline.tasks import TASKS
+from pipeline.trainer_config import EngineConfig, TrainerConfig
+from shm.errors import HeadwayError
+from workers.devices import resolve_devices
+
+NUMBER = {int: r"[+-]?\d{1,30}", float: r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"}
+FLAGS = {"true": True, "false": False}  # how the command line writes them; a bare --flag is true
+MAX_NUMBER = 2.0**63  # so that every whole number fits 64 bits, wherever it goes
+
+
+def parse(arguments: Sequence[str]) -> RunConfig:
+    """Arguments of run.py -> RunConfig. Raises ConfigError (or another HeadwayError) with one sentence."""
+    flags = [option.name for option in OPTIONS.values() if option.type is bool]
+    given = read_arguments(arguments, [*OPTIONS, "config"], LATER, flags)
+    config_file = given.pop("config", None)
+    if config_file is not None:
+        given = read_toml(Path(config_file.value), list(OPTIONS), LATER) | given
+    values = {name: convert(OPTIONS[name], item) for name, item in given.items()}
+    _check_names(values, given)
+    # Someone who sets the bound to 0 asks for synchronous training, whatever the mode is called.
+    mode = values.get("mode", "sync" if values.get("max_staleness") == 0 else "async")
+    defaults = task_defaults(values.get("task", "guess")) | MODES[mode] | {"mode": mode}
+    if mode == "sync" and "admit_ahead" in given:
+        raise ConfigError(
+            f"{given['admit_ahead'].where} has no effect with the mode sync, which never samples ahead; leave it out."
+        )
+    _check_evaluation(values, given)
+    try:
+        config = build(defaults | values)
+    except HeadwayError as error:
+        raise ConfigError(as_written(str(error), given)) from error
+    if config.run_dir is not None:
+        check_run_dir(config.run_dir, given["run_dir"].where)
+    return config
+
+
+def _check_names(values: Mapping[str, Any], given: Mapping[str, Given]) -> None:
+    """Names that options choose from, before they choose defaults; and the model, which is a name or a directory."""
+    for name, choices in (("mode", MODES), ("task", TASKS)):
+        if name in values and values[name] not in choices:
+            raise ConfigError(
+                f"{given[name].where} is {values[name]!r}; it must be one of: {', '.join(choices)}."
+                + suggestion(values[name], choices)
+            )
+    model = values.get("model", "tiny")
+    if model != "tiny":
+        if os.path.isdir(model):
+            raise ConfigError(f"{given['model'].where} is a directory; model directories aren't built yet: use tiny.")
+        raise ConfigError(f'{given["model"].where} is {model!r}, which is neither "tiny" nor a directory.')
+
+
+def _check_evaluation(values: Mapping[str, Any], given: Mapping[str, Given]) -> None:
+    """Options of evaluations that never take place are refused."""
+    every = values.get("eval_every")
+    needs = {"eval_rows": every is not None, "eval_final_group_size": every is not None, "eval_group_size": bool(every)}
+    for name, has_effect in needs.items():
+        if name in given and not has_effect:
+            wanted = "--eval-every" if every is None else "an --eval-every above 0"
+            raise ConfigError(f"{given[name].where} has no effect without {wanted}; add that, or leave it out.")
+
+
+def build(values: Mapping[str, Any]) -> RunConfig:
+    """Option values by name -> RunConfig; those left out are the config classes' defaults."""
+    device, samplers = resolve_devices(values.get("device", "auto"), values.get("samplers"))
+    parts: dict[type, dict[str, Any]] = {owner: {} for owner, _ in EXPOSED}
+    for name, value in values.items():
+        parts[OPTIONS[name].owner][OPTIONS[name].field] = value
+    sampling = parts[Sampling] | ({"seed": values["seed"]} if "seed" in values else {})
+    engine = EngineConfig(
+        schedule=Schedule(**parts[Schedule]),
+        budget=Budget(**parts[Budget]),
+        kv_cache=KVCache(**parts[KVCache]),
+        **sampling,
+        **parts[EngineConfig],
+    )
+    overlap, completion = parts[ForwardBackwardBatch], parts[GroupCompletion]
+    trainer = TrainerConfig(
+        engine=engine,
+        optimizer=Adam(**parts[Adam], schedule=Cosine(**parts[Cosine]) if parts[Cosine] else None),
+        advantage=advantage_named(values.get("advantage", "group")),
+        loss=_loss(values.get("loss", "cispo"), parts),
+        completion=GroupCompletion(**({"min_members": min(2, values["group_size"])} | completion)),
+        truncation=make_truncation(**parts[Truncation]),
+        forward_backward_batch=ForwardBackwardBatch(**overlap) if overlap else "auto",
+        **parts[TrainerConfig],
+    )
+    run = parts[RunConfig] | {"device": device, "samplers": samplers}
+    return RunConfig(**run, trainer=trainer)
+
+
+def make_truncation(by_cause: str = "", **options: Any) -> Truncation:
+    """by_cause: `turns=drop,context=reward`."""
+    pairs = [pair.partition("=")[::2] for pair in by_cause.split(",") if pair]
+    return Truncation(by_cause={cause.strip(): policy.strip() for cause, policy in pairs}, **options)
+
+
+def _loss(name: str, parts: Mapping[type, dict[str, Any]]) -> Loss:
+    """The loss of that name with its options. ConfigError for those that it doesn't take."""
+    chosen = loss_named(name)
+    own = {f.name for f in fields(chosen)}
+    given = {key: value for owner in LOSSES for key, value in parts.get(owner, {}).items()}
+    for owner in LOSSES:
+        for key in parts.get(owner, {}):
+            if key not in own:
+                raise ConfigError(f"{owner.__name__}.{key} has no effect with the loss {name!r}; leave it out.")
+    if chosen is CustomLoss and "path" not in given:
+        raise ConfigError(f"RunConfig.loss is {name!r}, which needs CustomLoss.path, your function as module:function.")
+    return chosen(**given)
+
+
+def convert(option: Option, given: Given) -> Any:
+    """The text of a command line, or the value of a TOML file, as the option's type. Raises ConfigError."""
+    value = given.value
+    if option.optional and value == "none":
+        return None
+    # TOML knows its types; only a whole number may stand for a float there. Texts of the command line are parsed.
+    if given.typed:
+        fits = type(value) is option.type or (option.type is float and type(value) is int)
+    elif option.type is bool:
+        fits, value = value in FLAGS, FLAGS.get(value, value)
+    else:
+        fits = option.type is str or re.fullmatch(NUMBER[option.type], value, flags=re.ASCII)
+    if fits and option.type is str:
+        fits = "\0" not in value
+    elif fits and option.type is not bool:
+        number = value if given.typed else option.type(value)
+        fits = abs(number) < MAX_NUMBER
+        value = option.type(number) if fits else value
+    if not fits:
+        raise ConfigError(f"{given.where} is {value!r}; it must be {_wanted(option)}.")
+    return value
+
+
+def _wanted(option: Option) -> str:
+    name = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[option.type]
+    return f"{name}, or none" if option.optional else name
+
+
+def as_written(message: str, given: Mapping[str, Given]) -> str:
+    """An error of a config class or of the devices with the options named as the user wrote them."""
+    for option in OPTIONS.values():
+        where = given[option.name].where if option.name in given else option.flag
+        owner = "RolloutEngine" if option.owner is Sampling else getattr(option.owner, "LABEL", option.owner.__name__)
+        owners = {owner, option.owner.__name__}
+        if option.owner in LOSSES:  # an option of a loss stands for that of every loss that has it
+            owners |= {cls.__name__ for cls in LOSSES}
+        for label in (f"{name}.{option.field}" for name in sorted(owners)):
+            message = re.sub(rf"\b{re.escape(label)}\b", where, message)
+        if option.name in ("device", "samplers"):
+            message = re.sub(rf"^{option.name} is\b", f"{where} is", message)
+    return message
