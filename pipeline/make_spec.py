@@ -1,16 +1,35 @@
-"""From the user's configs to the plain values that the processes of a run are told."""
+"""From the user's configs to the plain values that a run's schedule and its processes are told."""
 
 from pipeline.config import Budget
 from pipeline.errors import ConfigError
 from pipeline.evaluator import evaluation_concurrency
 from pipeline.losses import loss_record
 from pipeline.run_spec import RunSpec
+from pipeline.schedule import ScheduleRules
 from pipeline.supervisor import Supervisor
 from pipeline.trainer_config import TrainerConfig
 
 MAX_BATCH_TOKENS = 4096  # tokens of one forward pass of a sampler; longer prefills go in chunks
 MAX_CHARS_PER_TOKEN = 256  # no token of a common vocabulary is longer: a text cut there still has too many tokens
 MICRO_BATCH_TOKENS = 8192  # padded tokens that go through the learner at once
+
+
+def make_rules(config: TrainerConfig, *, num_rows: int, steps: int) -> ScheduleRules:
+    """For `steps` batches of a dataset of `num_rows` rows, which `config.check_run` has let through."""
+    schedule = config.engine.schedule
+    return ScheduleRules(
+        groups_per_step=config.groups_per_step,
+        group_size=config.group_size,
+        max_staleness=config.max_staleness,
+        steps=steps,
+        num_rows=num_rows,
+        stale_policy=config.stale_policy,
+        admit_ahead=schedule.admit_ahead,
+        oversample_factor=schedule.oversample_factor,
+        batch_order=config.batch_order,
+        repeat_dataset=config.repeat_dataset,
+        carry_over=config.completion.on_stragglers == "carry_over",
+    )
 
 
 def make_spec(model: Supervisor, config: TrainerConfig, *, evaluates: bool = False) -> RunSpec:

@@ -3,34 +3,29 @@
 import asyncio
 import gc
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, aclosing, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
-from pipeline.active_run import ActiveRun
 from pipeline.advantages import Batchwise, GroupCentered
 from pipeline.config import Adam, ForwardBackwardBatch, GroupCompletion, Truncation
 from pipeline.config_checks import warn
 from pipeline.config_json import config_json
 from pipeline.dataset import check_rows, without_holdout
 from pipeline.errors import ConfigError, ConfigTypeError
-from pipeline.evaluations import Evaluations
 from pipeline.evaluator import Evaluation, Evaluator
 from pipeline.events import EventLog
 from pipeline.json_lines import JsonLines
 from pipeline.losses import Loss
-from pipeline.make_spec import make_spec
+from pipeline.make_spec import make_rules, make_spec
 from pipeline.rollout_engine import RolloutEngine
-from pipeline.rollout_log import RolloutLog
-from pipeline.rollouts import Rollouts
 from pipeline.run_directory import make_default_run_dir, make_run_dir
 from pipeline.run_spec import RunSpec
-from pipeline.sampling_counters import SamplingCounters
-from pipeline.schedule import Scheduler, ScheduleRules
+from pipeline.schedule import ScheduleRules
 from pipeline.trainer_config import TrainerConfig
-from pipeline.training_loop import Step, Stopped, TrainingLoop, ValidateBatch
+from pipeline.training_loop import Step, ValidateBatch
+from pipeline.training_run import TrainingRun
 from pipeline.unsupported import refuse_unbuilt_env
 
 
@@ -83,13 +78,9 @@ class AsyncTrainer:
             )
         self.run_dir = run_dir
         self.run_directory: Path | None = None  # of the last run, once it has one
-        self.stopped = False  # the last run was stopped before its steps were done
-        self.evaluations: list[Evaluation] = []  # of the last run, in order
         self._validate_batch = validate_batch
         self._evaluator = evaluator
-        self._loop: TrainingLoop | None = None
-        self._opening = False  # the run's processes are being started
-        self._stop_asked = asyncio.Event()
+        self._run: TrainingRun | None = None  # the last one
 
     async def run(
         self, rows: Sequence[dict[str, Any]], steps: int, *, description: dict[str, Any] | None = None
@@ -101,14 +92,12 @@ class AsyncTrainer:
         """
         rows = self._training_rows(rows)
         spec, rules = self._check(len(rows), steps)
-        mode = "async" if self.config.max_staleness > 0 else "sync"
         description = description or self._description()
         if self.run_dir is None:
-            directory = make_default_run_dir(mode, time.localtime(), description)
+            directory = make_default_run_dir(self.config.mode, time.localtime(), description)
         else:
             directory = make_run_dir(self.run_dir, description)
         self.run_directory = directory
-        self.stopped, self._stop_asked, self.evaluations = False, asyncio.Event(), []
         # What exists now (modules, rows) outlives the run: walking it in every collection cost a tenth of this process.
         gc.freeze()
         try:
@@ -117,10 +106,21 @@ class AsyncTrainer:
                 closing(JsonLines(directory / "metrics.jsonl")) as metrics,
                 self._open_results(directory) as results,
             ):
+                self._run = TrainingRun(
+                    self.engine,
+                    self.config,
+                    spec,
+                    rules,
+                    rows,
+                    events=events,
+                    metrics=metrics,
+                    results=results,
+                    log_dir=str(directory / "logs"),
+                    evaluator=self._evaluator,
+                    validate_batch=self._validate_batch,
+                )
                 # aclosing: a caller who leaves the loop early must end the run now, not when garbage is collected.
-                async with aclosing(
-                    self._steps(spec, rules, rows, directory, events, metrics, results, mode)
-                ) as trained:
+                async with aclosing(self._run.steps()) as trained:
                     async for step in trained:
                         yield step
         finally:
@@ -128,16 +128,23 @@ class AsyncTrainer:
 
     def request_stop(self) -> None:
         """End the run after the update that has begun; from a signal handler or another task of the run's loop."""
-        self._stop_asked.set()
-        if self._loop is not None:
-            self._loop.request_stop()
+        if self._run is not None:
+            self._run.request_stop()
 
     @property
     def waits_for(self) -> str:
         """Whom the trainer waits for now, in words; empty when it is itself at work, or in no run."""
-        if self._opening:
-            return "the processes to start"
-        return self._loop.waits_for if self._loop is not None else ""
+        return self._run.waits_for if self._run is not None else ""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the last run ended before its steps were done, as someone asked for."""
+        return self._run is not None and self._run.stopped
+
+    @property
+    def evaluations(self) -> list[Evaluation]:
+        """Of the last run, in order."""
+        return self._run.evaluations if self._run is not None else []
 
     def _training_rows(self, rows: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
         """The checked rows, without those that are held out."""
@@ -161,172 +168,14 @@ class AsyncTrainer:
         return description
 
     def _check(self, num_rows: int, steps: int) -> tuple[RunSpec, ScheduleRules]:
-        config = self.config
         refuse_unbuilt_env(self.engine.env.env_class)
-        config.check_run(dataset_rows=num_rows, steps=steps)
-        schedule = config.engine.schedule
-        rules = ScheduleRules(
-            groups_per_step=config.groups_per_step,
-            group_size=config.group_size,
-            max_staleness=config.max_staleness,
-            steps=steps,
-            num_rows=num_rows,
-            stale_policy=config.stale_policy,
-            admit_ahead=schedule.admit_ahead,
-            oversample_factor=schedule.oversample_factor,
-            batch_order=config.batch_order,
-            repeat_dataset=config.repeat_dataset,
-            carry_over=config.completion.on_stragglers == "carry_over",
-        )
-        return make_spec(self.engine.model, config, evaluates=self._evaluator is not None), rules
-
-    async def _steps(
-        self,
-        spec: RunSpec,
-        rules: ScheduleRules,
-        rows: Sequence[dict[str, Any]],
-        directory: Path,
-        events: EventLog,
-        metrics: JsonLines,
-        results: JsonLines | None,
-        mode: str,
-    ) -> AsyncIterator[Step]:
-        """The run between its `run` and its `end` event."""
-        config, model = self.config, self.engine.model
-        scheduler = Scheduler(rules)
-        status = "failed"
-        run: ActiveRun | None = None
-        rollouts: Rollouts | None = None
-        evaluations: Evaluations | None = None
-        self._log_run(events, rules, mode)
-        try:
-            self._opening = True
-            max_requests = config.engine.schedule.sample_requests
-            run = await self._unless_stopped(
-                model.open_run(spec, self.engine.env, events, str(directory / "logs"), max_requests)
-            )
-            self._opening = False
-            counters = SamplingCounters()
-            rollouts = Rollouts(
-                config.engine,
-                run,
-                model.chat,
-                rows,
-                config.group_size,
-                RolloutLog(events, counters),
-                concurrency=config.engine.schedule.concurrency,
-                completion=config.completion,
-                oldest_first=config.stale_policy == "wait",
-                replace_failed=config.on_failure == "replace",
-            )
-            self._loop = TrainingLoop(config, run, scheduler, rollouts, counters, self._validate_batch)
-            if self._evaluator is not None:
-                evaluations = Evaluations(
-                    self._evaluator,
-                    config.engine,
-                    run,
-                    model.chat,
-                    lines=results,
-                    done=self.evaluations,
-                    waits=self._loop.waits,
-                    stop_asked=self._stop_asked,
-                    on_failure=rollouts.interrupt,
-                    oldest_first=config.stale_policy == "wait",
-                )
-            while scheduler.batches < rules.steps:
-                if evaluations is not None:
-                    self._loop.time_account.switch("waiting")  # unless one still runs, for no time
-                    await evaluations.launch(scheduler.batches)
-                step = await self._loop.step()
-                if evaluations is not None:
-                    step.metrics.update(evaluations.take_metrics())
-                events.flush()
-                # Here, so that a full disk is known before the `end` event tells how the run ended.
-                metrics.write({"step": step.n, "model_step": step.model_step, "time": events.seconds()} | step.metrics)
-                metrics.flush()
-                yield step
-            if evaluations is not None:
-                await evaluations.launch(scheduler.batches, at_end=True)
-                await evaluations.finish(scheduler.batches)
-            status = "completed"
-        except Stopped:
-            status, self.stopped = "stopped", True
-        except GeneratorExit:  # the caller left its loop
-            status, self.stopped = "stopped", True
-            raise
-        except asyncio.CancelledError:
-            status, self.stopped = "stopped", True
-            raise
-        finally:
-            loop, self._loop, self._opening = self._loop, None, False
-            # Nested, for a cancellation may come in here too: asyncio.run cancels what its coroutine has left behind.
-            try:
-                try:
-                    if evaluations is not None:
-                        await evaluations.stop()
-                finally:
-                    if rollouts is not None:
-                        await rollouts.stop()
-            finally:
-                try:
-                    if run is not None:
-                        await model.end_run(run)
-                finally:
-                    self._log_end(events, scheduler, loop, status)
-
-    async def _unless_stopped(self, opening: Coroutine[Any, Any, ActiveRun]) -> ActiveRun:
-        """The opened run; Stopped, with nothing left of it, when a stop is asked for first."""
-        task = asyncio.ensure_future(opening)
-        stop = asyncio.ensure_future(self._stop_asked.wait())
-        try:
-            await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
-            if not self._stop_asked.is_set():
-                return await task
-            raise Stopped
-        finally:
-            stop.cancel()
-            if not task.done():
-                task.cancel()
-            if self._stop_asked.is_set() or task.cancelling():
-                (opened,) = await asyncio.gather(task, return_exceptions=True)
-                if isinstance(opened, ActiveRun):  # both happened at once
-                    await self.engine.model.end_run(opened)
+        self.config.check_run(dataset_rows=num_rows, steps=steps)
+        rules = make_rules(self.config, num_rows=num_rows, steps=steps)
+        return make_spec(self.engine.model, self.config, evaluates=self._evaluator is not None), rules
 
     def _open_results(self, directory: Path) -> AbstractContextManager[JsonLines | None]:
         """eval.jsonl, if anything is evaluated."""
         return nullcontext() if self._evaluator is None else closing(JsonLines(directory / "eval.jsonl"))
-
-    def _log_run(self, events: EventLog, rules: ScheduleRules, mode: str) -> None:
-        config = self.config
-        events.log(
-            "run",
-            mode=mode,
-            max_staleness=rules.max_staleness,
-            stale_policy=rules.stale_policy,
-            on_stragglers=config.completion.on_stragglers,
-            groups_per_step=rules.groups_per_step,
-            group_size=rules.group_size,
-            admit_ahead=rules.admit_ahead,
-            oversample_factor=rules.oversample_factor,
-            concurrency=config.engine.schedule.concurrency,
-            steps=rules.steps,
-            version=0,
-        )
-
-    @staticmethod
-    def _log_end(events: EventLog, scheduler: Scheduler, loop: TrainingLoop | None, status: str) -> None:
-        consumed = loop.num_consumed() if loop is not None else 0
-        given_up = loop.intake.given_up if loop is not None else Counter()
-        events.log(
-            "end",
-            status=status,
-            steps=loop.num_batches if loop is not None else 0,
-            admitted=scheduler.admitted,
-            consumed=consumed,
-            filtered=given_up["filtered"],
-            failed=given_up["failed"],
-            outstanding=scheduler.admitted - consumed - given_up.total(),
-        )
 
 
 def run(

@@ -143,6 +143,11 @@ class TrainerConfig:
             warn(why)
 
     @property
+    def mode(self) -> str:
+        """What logs and run directories call this way to train: `async` or `sync`."""
+        return "async" if self.max_staleness > 0 else "sync"
+
+    @property
     def trains_without_advantage(self) -> bool:
         """Whether the loss has a gradient where the advantage is 0, so that those rows go to the learner, too."""
         return self.kl_coefficient > 0 or self.entropy_coefficient > 0 or isinstance(self.loss, CustomLoss)

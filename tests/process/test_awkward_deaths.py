@@ -59,7 +59,7 @@ def test_learner_that_dies_between_two_steps_is_not_waited_for(tmp_path):
             async for step in trainer.run(ROWS, steps=50):
                 if step.n == 3:
                     run = model._run
-                    while trainer._loop._rollouts.completed.qsize() < 8:  # all that are admitted
+                    while trainer._run._loop._rollouts.completed.qsize() < 8:  # all that are admitted
                         await asyncio.sleep(0.01)
                     os.kill(run._learner_handle.pid, signal.SIGKILL)
                     while run.failure is None:

@@ -1,0 +1,224 @@
+"""One run of an AsyncTrainer between its `run` and its `end` event: processes opened, batches trained with evaluations
+between them, and all of it closed however it ends.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any
+
+from pipeline.active_run import ActiveRun
+from pipeline.evaluations import Evaluations
+from pipeline.evaluator import Evaluation, Evaluator
+from pipeline.events import EventLog
+from pipeline.json_lines import JsonLines
+from pipeline.rollout_engine import RolloutEngine
+from pipeline.rollout_log import RolloutLog
+from pipeline.rollouts import Rollouts
+from pipeline.run_spec import RunSpec
+from pipeline.sampling_counters import SamplingCounters
+from pipeline.schedule import Scheduler, ScheduleRules
+from pipeline.trainer_config import TrainerConfig
+from pipeline.training_loop import Step, Stopped, TrainingLoop, ValidateBatch
+
+
+class TrainingRun:
+    """Made by `AsyncTrainer.run`, which has checked everything and owns the log files; `steps` is called once.
+
+    results: eval.jsonl, with an evaluator. log_dir: where the processes' own logs go.
+    """
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        config: TrainerConfig,
+        spec: RunSpec,
+        rules: ScheduleRules,
+        rows: Sequence[dict[str, Any]],
+        *,
+        events: EventLog,
+        metrics: JsonLines,
+        results: JsonLines | None,
+        log_dir: str,
+        evaluator: Evaluator | None,
+        validate_batch: ValidateBatch | None,
+    ) -> None:
+        self.stopped = False  # ended before its steps were done, as someone asked for
+        self.evaluations: list[Evaluation] = []  # in order
+        self._engine = engine
+        self._model = engine.model
+        self._config = config
+        self._spec = spec
+        self._scheduler = Scheduler(rules)
+        self._rows = rows
+        self._events = events
+        self._metrics = metrics
+        self._results = results
+        self._log_dir = log_dir
+        self._evaluator = evaluator
+        self._validate_batch = validate_batch
+        self._stop_asked = asyncio.Event()
+        self._opening = False  # the processes are being started
+        self._loop: TrainingLoop | None = None
+
+    def request_stop(self) -> None:
+        """End after the update that has begun."""
+        self._stop_asked.set()
+        if self._loop is not None:
+            self._loop.request_stop()
+
+    @property
+    def waits_for(self) -> str:
+        """Whom the trainer waits for now, in words; empty when it is itself at work."""
+        if self._opening:
+            return "the processes to start"
+        return self._loop.waits_for if self._loop is not None else ""
+
+    async def steps(self) -> AsyncIterator[Step]:
+        """Train, yielding each batch when its weights are published. Raises what ended the run, but for a stop."""
+        status = "failed"
+        run: ActiveRun | None = None
+        rollouts: Rollouts | None = None
+        evaluations: Evaluations | None = None
+        scheduler = self._scheduler
+        self._log_start()
+        try:
+            run = await self._open()
+            counters = SamplingCounters()
+            rollouts = self._make_rollouts(run, counters)
+            self._loop = TrainingLoop(self._config, run, scheduler, rollouts, counters, self._validate_batch)
+            if self._evaluator is not None:
+                evaluations = self._make_evaluations(self._evaluator, run, rollouts)
+            while scheduler.batches < scheduler.rules.steps:
+                if evaluations is not None:
+                    self._loop.time_account.switch("waiting")  # unless one still runs, for no time
+                    await evaluations.launch(scheduler.batches)
+                step = await self._loop.step()
+                if evaluations is not None:
+                    step.metrics.update(evaluations.take_metrics())
+                self._write(step)
+                yield step
+            if evaluations is not None:
+                await evaluations.launch(scheduler.batches, at_end=True)
+                await evaluations.finish(scheduler.batches)
+            status = "completed"
+        except Stopped:
+            status, self.stopped = "stopped", True
+        except (GeneratorExit, asyncio.CancelledError):  # the caller left its loop, or was cancelled
+            status, self.stopped = "stopped", True
+            raise
+        finally:
+            loop, self._loop, self._opening = self._loop, None, False
+            # Nested, for a cancellation may come in here too: asyncio.run cancels what its coroutine has left behind.
+            try:
+                try:
+                    if evaluations is not None:
+                        await evaluations.stop()
+                finally:
+                    if rollouts is not None:
+                        await rollouts.stop()
+            finally:
+                try:
+                    if run is not None:
+                        await self._model.end_run(run)
+                finally:
+                    self._log_end(loop, status)
+
+    # --- what it is made of --------------------------------------------------------------------------------------
+
+    async def _open(self) -> ActiveRun:
+        self._opening = True
+        max_requests = self._config.engine.schedule.sample_requests
+        opening = self._model.open_run(self._spec, self._engine.env, self._events, self._log_dir, max_requests)
+        run = await self._unless_stopped(opening)
+        self._opening = False
+        return run
+
+    async def _unless_stopped(self, opening: Coroutine[Any, Any, ActiveRun]) -> ActiveRun:
+        """The opened run; Stopped, with nothing left of it, when a stop is asked for first."""
+        task = asyncio.ensure_future(opening)
+        stop = asyncio.ensure_future(self._stop_asked.wait())
+        try:
+            await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
+            if not self._stop_asked.is_set():
+                return await task
+            raise Stopped
+        finally:
+            stop.cancel()
+            if not task.done():
+                task.cancel()
+            if self._stop_asked.is_set() or task.cancelling():
+                (opened,) = await asyncio.gather(task, return_exceptions=True)
+                if isinstance(opened, ActiveRun):  # both happened at once
+                    await self._model.end_run(opened)
+
+    def _make_rollouts(self, run: ActiveRun, counters: SamplingCounters) -> Rollouts:
+        config = self._config
+        return Rollouts(
+            config.engine,
+            run,
+            self._model.chat,
+            self._rows,
+            config.group_size,
+            RolloutLog(self._events, counters),
+            concurrency=config.engine.schedule.concurrency,
+            completion=config.completion,
+            oldest_first=config.stale_policy == "wait",
+            replace_failed=config.on_failure == "replace",
+        )
+
+    def _make_evaluations(self, evaluator: Evaluator, run: ActiveRun, rollouts: Rollouts) -> Evaluations:
+        return Evaluations(
+            evaluator,
+            self._config.engine,
+            run,
+            self._model.chat,
+            lines=self._results,
+            done=self.evaluations,
+            waits=self._loop.waits,
+            stop_asked=self._stop_asked,
+            on_failure=rollouts.interrupt,
+            oldest_first=self._config.stale_policy == "wait",
+        )
+
+    # --- what it leaves in the logs ------------------------------------------------------------------------------
+
+    def _write(self, step: Step) -> None:
+        """A line of metrics.jsonl, at once: a full disk is known before the `end` event tells how the run ended."""
+        self._events.flush()
+        line = {"step": step.n, "model_step": step.model_step, "time": self._events.seconds()} | step.metrics
+        self._metrics.write(line)
+        self._metrics.flush()
+
+    def _log_start(self) -> None:
+        config, rules = self._config, self._scheduler.rules
+        self._events.log(
+            "run",
+            mode=config.mode,
+            max_staleness=rules.max_staleness,
+            stale_policy=rules.stale_policy,
+            on_stragglers=config.completion.on_stragglers,
+            groups_per_step=rules.groups_per_step,
+            group_size=rules.group_size,
+            admit_ahead=rules.admit_ahead,
+            oversample_factor=rules.oversample_factor,
+            concurrency=config.engine.schedule.concurrency,
+            steps=rules.steps,
+            version=0,
+        )
+
+    def _log_end(self, loop: TrainingLoop | None, status: str) -> None:
+        """loop: None when the processes did not get as far as a first batch."""
+        consumed = loop.num_consumed() if loop is not None else 0
+        given_up = loop.intake.given_up if loop is not None else Counter()
+        admitted = self._scheduler.admitted
+        self._events.log(
+            "end",
+            status=status,
+            steps=loop.num_batches if loop is not None else 0,
+            admitted=admitted,
+            consumed=consumed,
+            filtered=given_up["filtered"],
+            failed=given_up["failed"],
+            outstanding=admitted - consumed - given_up.total(),
+        )
