@@ -32,26 +32,25 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.command import help_page, option_values, run_command, versions
 from bench.ideal import Work, ideal, ideal_speed
 from bench.measures import check_audit, read_run
 from bench.report import MODES as ARMS
 from bench.report import Arm, Pair, pair_json, pair_table, summary, summary_text
 from pipeline.command_line import read_arguments
-from pipeline.config_json import installed_version
 from pipeline.errors import ConfigError
 from pipeline.evaluator import Evaluation, Evaluator
 from pipeline.launch import make_supervisor, make_trainer, train_rows
-from pipeline.make_run_config import as_written, build, convert
+from pipeline.make_run_config import as_written, build
 from pipeline.options import OPTIONS, Option
 from pipeline.progress import step_line
 from pipeline.run_config import MODES, RunConfig, task_defaults
 from pipeline.run_directory import check_run_dir
 from pipeline.tasks import TASKS
-from pipeline.version import VERSION
 from shm.errors import HeadwayError
 
 TASK = "guess"
@@ -87,45 +86,24 @@ KNOWN = {name: OWN.get(name) or OPTIONS[name] for name in NAMES}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the comparison; returns its exit code."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        if {"--help", "-h"} & set(arguments):
-            print(help_text())
-        else:
-            with run_root(plan := parse(arguments)) as root:
-                compare(plan, root)
-        sys.stdout.flush()
-        return 0
-    except ConfigError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 2
-    except HeadwayError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # The reader of our output is gone (`… | head`): nothing is left to say, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    return run_command(arguments, help_text, bench)
+
+
+def bench(arguments: list[str]) -> None:
+    plan = parse(arguments)
+    with run_root(plan) as root:
+        compare(plan, root)
 
 
 def help_text() -> str:
-    lines = [__doc__.strip(), "", "Options"]
-    for name, option in KNOWN.items():
-        default = getattr(Plan(), name)
-        shown = {"samplers": "one", "out": "a temporary directory"}.get(name, default)
-        lines.append(f"  {option.flag:<18}{option.meaning} (default: {shown})")
-    return "\n".join(lines)
+    shown = {"samplers": "one", "out": "a temporary directory"}
+    return help_page(__doc__, KNOWN, asdict(Plan()) | shown)
 
 
 def parse(arguments: Sequence[str]) -> Plan:
     """Raises ConfigError, before anything starts, for whatever run.py would refuse too."""
     given = read_arguments(arguments, NAMES, {})
-    plan = Plan(**{name: convert(KNOWN[name], item) for name, item in given.items()})
-    for name, minimum in (("steps", 2), ("seeds", 1), ("eval_games", 0), ("max_staleness", 1)):
-        if getattr(plan, name) < minimum:
-            raise ConfigError(f"{KNOWN[name].flag} is {getattr(plan, name)}; it must be at least {minimum}.")
+    plan = Plan(**option_values(given, KNOWN, {"steps": 2, "seeds": 1, "eval_games": 0, "max_staleness": 1}))
     try:
         for mode in ARMS:
             config_of(plan, mode, 0, Path("unused"))
@@ -181,7 +159,7 @@ def report_json(plan: Plan, config: RunConfig, pairs: Sequence[Pair]) -> dict[st
         "group_size": config.trainer.group_size,
         "device": config.device,
         "cores": os.cpu_count(),
-        "versions": {"headway": VERSION, "torch": installed_version("torch"), "python": sys.version.split()[0]},
+        "versions": versions(),
         "summary": summary(pairs),
         "seeds": [pair_json(pair) for pair in pairs],
     }

@@ -20,25 +20,24 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bench.async_vs_sync import TASK, evaluator_of, run_root, train
+from bench.command import help_page, option_values, run_command, versions
 from bench.ideal import steady_speed
 from bench.measures import LAST_STEPS, check_audit, read_lines, segment_ages
 from bench.staleness_report import StalenessArm, arms_json, caption, markdown_table, summary
 from pipeline.command_line import read_arguments
-from pipeline.config_json import installed_version
 from pipeline.errors import ConfigError
 from pipeline.evaluator import Evaluation
-from pipeline.make_run_config import as_written, build, convert
+from pipeline.make_run_config import as_written, build
 from pipeline.options import OPTIONS, Option
 from pipeline.run_config import RunConfig, task_defaults
 from pipeline.run_directory import check_run_dir
-from pipeline.version import VERSION
 from shm.errors import HeadwayError
 
 BOUNDS = (0, 1, 2, 4)
@@ -71,39 +70,24 @@ KNOWN = {name: OWN.get(name) or OPTIONS[name] for name in NAMES}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the bench; returns its exit code."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        if {"--help", "-h"} & set(arguments):
-            print(help_text())
-        else:
-            with run_root(plan := parse(arguments)) as root:
-                measure_all(plan, root)
-        return 0
-    except ConfigError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 2
-    except HeadwayError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    return run_command(arguments, help_text, bench)
+
+
+def bench(arguments: list[str]) -> None:
+    plan = parse(arguments)
+    with run_root(plan) as root:
+        measure_all(plan, root)
 
 
 def help_text() -> str:
-    lines = [__doc__.strip(), "", "Options"]
-    for name, option in KNOWN.items():
-        shown = {"samplers": "one", "out": "a temporary directory"}.get(name, getattr(Plan(), name))
-        lines.append(f"  {option.flag:<16}{option.meaning} (default: {shown})")
-    return "\n".join(lines)
+    shown = {"samplers": "one", "out": "a temporary directory"}
+    return help_page(__doc__, KNOWN, asdict(Plan()) | shown)
 
 
 def parse(arguments: Sequence[str]) -> Plan:
     """Raises ConfigError, before anything starts, for whatever run.py would refuse too."""
     given = read_arguments(arguments, NAMES, {})
-    plan = Plan(**{name: convert(KNOWN[name], item) for name, item in given.items()})
-    for name, minimum in (("steps", 2), ("seeds", 1), ("eval_games", 0)):
-        if getattr(plan, name) < minimum:
-            raise ConfigError(f"{KNOWN[name].flag} is {getattr(plan, name)}; it must be at least {minimum}.")
+    plan = Plan(**option_values(given, KNOWN, {"steps": 2, "seeds": 1, "eval_games": 0}))
     try:
         configs = [config_of(plan, bound, seed, Path(plan.out or "unused")) for bound, seed in arms_of(plan)]
     except HeadwayError as error:
@@ -160,7 +144,7 @@ def report_json(plan: Plan, arms: Sequence[StalenessArm], device: str) -> dict[s
         "options": {name: getattr(plan, name) for name in NAMES if name != "out"},
         "device": device,
         "cores": os.cpu_count(),
-        "versions": {"headway": VERSION, "torch": installed_version("torch"), "python": sys.version.split()[0]},
+        "versions": versions(),
         "summary": summary(arms),
         "arms": arms_json(arms),
     }

@@ -11,7 +11,7 @@ A pair is one run of each arm; its time is the mean of train/batch_seconds over 
 leaves out: with a model as small as this one forward/backward is a small part of a batch, and on few cores the learner
 takes its time from the samplers; a learner with a device of its own hides all but its last chunk.
 
-Exit codes: 0 done, 1 a run failed or the arms differ, 2 bad options. The last line on stdout is JSON.
+Exit codes: 0 done, 1 a run failed or the arms differ, 2 bad options, 130 Ctrl-C. The last line on stdout is JSON.
 """
 
 import asyncio
@@ -20,19 +20,19 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bench.command import help_page, option_values, run_command, versions
 from bench.errors import BenchError
 from bench.measures import check_audit
 from pipeline.command_line import read_arguments
-from pipeline.config_json import installed_version
 from pipeline.errors import ConfigError
 from pipeline.launch import make_supervisor, make_trainer, train_rows
-from pipeline.make_run_config import as_written, build, convert
+from pipeline.make_run_config import as_written, build
 from pipeline.options import OPTIONS, Option
 from pipeline.run_config import MODES, RunConfig, task_defaults
 from pipeline.supervisor import Supervisor
@@ -68,37 +68,23 @@ KNOWN = {spec.name: OWN.get(spec.name) or OPTIONS[spec.name] for spec in fields(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the comparison; returns its exit code."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        if {"--help", "-h"} & set(arguments):
-            print(help_text())
-            return 0
-        plan = parse(arguments)
-        with tempfile.TemporaryDirectory(prefix="headway-bench-") as root:
-            print(report(plan, compare(plan, Path(root))))
-        return 0
-    except ConfigError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 2
-    except HeadwayError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
+    return run_command(arguments, help_text, bench)
+
+
+def bench(arguments: list[str]) -> None:
+    plan = parse(arguments)
+    with tempfile.TemporaryDirectory(prefix="headway-bench-") as root:
+        print(report(plan, compare(plan, Path(root))))
 
 
 def help_text() -> str:
-    lines = [__doc__.strip(), "", "Options"]
-    for name, option in KNOWN.items():
-        lines.append(f"  {option.flag:<26}{option.meaning} (default: {getattr(Plan(), name)})")
-    return "\n".join(lines)
+    return help_page(__doc__, KNOWN, asdict(Plan()))
 
 
 def parse(arguments: Sequence[str]) -> Plan:
     """Raises ConfigError for what run.py would refuse, and for fewer than two steps or one pair."""
     given = read_arguments(arguments, list(KNOWN), {})
-    plan = Plan(**{name: convert(KNOWN[name], item) for name, item in given.items()})
-    for name, minimum in (("pairs", 1), ("steps", 2)):
-        if getattr(plan, name) < minimum:
-            raise ConfigError(f"{KNOWN[name].flag} is {getattr(plan, name)}; it must be at least {minimum}.")
+    plan = Plan(**option_values(given, KNOWN, {"pairs": 1, "steps": 2}))
     try:
         config_of(plan, overlaps=True, run_dir="unused")
     except HeadwayError as error:
@@ -174,7 +160,7 @@ def report(plan: Plan, pairs: list[tuple[float, float]]) -> str:
         "ratios": ratios.tolist(),
         "device": config.device,
         "cores": os.cpu_count(),
-        "versions": {"headway": VERSION, "torch": installed_version("torch"), "python": sys.version.split()[0]},
+        "versions": versions(),
     }
     return "\n".join(
         (

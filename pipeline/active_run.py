@@ -45,7 +45,7 @@ class ActiveRun:
         events: EventLog,
         log_dir: str,
         max_requests: int,
-        env_processes: int,
+        num_environment_processes: int,
     ) -> None:
         self.spec = spec
         self._env = env
@@ -64,7 +64,7 @@ class ActiveRun:
             pool.handle("sampler", i, "workers.sampler", spec.sampler_threads) for i in range(spec.num_samplers)
         ]
         self._environment_handles = [
-            pool.handle("environment", i, "pipeline.environment_process", 1) for i in range(env_processes)
+            pool.handle("environment", i, "pipeline.environment_process", 1) for i in range(num_environment_processes)
         ]
         self.learner = LearnerClient(self._learner_handle.send, self._blocks.batches)
         self.environments: EnvironmentClient | None = None

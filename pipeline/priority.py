@@ -1,4 +1,4 @@
-"""Which waiting trajectory comes first, for a slot and for a sampler: `Schedule(priority=...)`, as plain rules.
+"""Which waiting trajectory comes first, to start and at a sampler: `Schedule(priority=...)`, as plain rules.
 
 Groups of an older version always come first: they have the nearer deadline. Among groups of one version, "fifo" takes
 them in order of admission; "predicted_length" takes the longest expected first, since what is started last ends last,

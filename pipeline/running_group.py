@@ -59,10 +59,10 @@ class RunningGroup:
         self._began = time.monotonic()
         self._waiting: dict[int, Trajectory] = {}  # ended, and not handed over
         self._tokens = 0  # generated so far by all members, but those handed over
-        self._left_out: set[int] = set()  # stopped before they had a slot
+        self._left_out: set[int] = set()  # stopped before they ran
 
     def wants(self, member: int) -> bool:
-        """Whether a member that has no slot yet may still start."""
+        """Whether a member that does not run yet may still be let in."""
         return self.failure is None and member not in self._left_out
 
     def add(self, member: int, loop: TrajectoryLoop) -> None:
@@ -115,7 +115,7 @@ class RunningGroup:
         for member in decision.stop:
             if member in self.loops:
                 self._stop(member, decision.cause, discard=self._progress.discards)
-            else:  # it never had a slot
+            else:  # it never ran
                 self._left_out.add(member)
                 self._log.discarded(Trajectory(self.group, member, self.row_index), decision.cause)
                 self._follow(self._progress.gone(member))

@@ -89,11 +89,6 @@ class Engine:
         return bool(self._live)
 
     @property
-    def kv_bytes(self) -> int:
-        """Size of the KV pool."""
-        return self._store.pool.numel() * self._store.pool.element_size()
-
-    @property
     def kv_tokens_free(self) -> int:
         """Rows of the pool that nothing holds."""
         return self._cache.pool.num_free

@@ -14,8 +14,6 @@ import numpy as np
 from shm.errors import HeadwayError
 from workers.errors import NonFiniteError
 
-NOT_GENERATED = -1
-
 
 class RowsError(HeadwayError, ValueError):
     """Training rows do not fit together or do not fit the model."""
@@ -30,7 +28,7 @@ class TrainingRows:
     weights: np.ndarray  # [S] float32, advantage and normalisation in one; the loss is a plain sum
     scales: np.ndarray  # [S] float32, the normalisation alone; 0: masked, or its trajectory dropped
     behaviour_logprobs: np.ndarray  # [S] float32
-    versions: np.ndarray  # [S] int32
+    versions: np.ndarray  # [S] int32, of the policy that sampled the token predicted; -1: not generated
 
     @property
     def starts(self) -> np.ndarray:

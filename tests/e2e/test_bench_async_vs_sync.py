@@ -20,7 +20,7 @@ def test_tiny_comparison(tmp_path):
     report = json.loads(done.stdout.splitlines()[-1])
     assert report["modes"] == {
         "sync": {"max_staleness": 0, "concurrency": 64},
-        "async": {"max_staleness": 2, "concurrency": 192, "admit_ahead": 2},
+        "async": {"max_staleness": 2, "concurrency": 192},
     }
     (pair,) = report["seeds"]
     for mode, oldest in (("sync", 0), ("async", 2)):

@@ -1,4 +1,4 @@
-"""Rollouts on a virtual clock: who gets a slot when, what a deadline does, what a failed group leaves behind."""
+"""Rollouts on a virtual clock: who gets a place when, what a deadline does, what a failed group leaves behind."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ def starts(played):
 
 
 def assert_nothing_is_left(played):
-    """No environment, lease, request, slot or queue entry."""
+    """No environment, lease, request, place or queue entry."""
     assert played.run.environments.num_open == [0] and not played.run.environments._pending
     assert played.run.slots.num_leases(0) == 0
     assert played.sampler.running == 0 and played.sampler.num_trajectories == 0
@@ -36,20 +36,20 @@ def assert_nothing_is_left(played):
     assert played.log.counters.active == 0 and played.log.counters.inflight == 0
 
 
-def test_a_slot_is_held_through_tools():
+def test_a_place_is_held_through_tools():
     """One trajectory at a time: the second starts when the first one's tool is done, not when it stops sampling."""
     played = Played([group(member(2, 1, tool_ticks=50))] * 2, completion=WAIT, budget={}, concurrency=1)
     assert starts(played) == [(0, 0, 0), (130, 1, 0)]  # 20 + 50 + 10 + 50 ticks
     assert_nothing_is_left(played)
 
 
-def test_slots_go_to_the_oldest_version_then_in_order_of_admission():
+def test_places_go_to_the_oldest_version_then_in_order_of_admission():
     script = [group(member(3), priority=1), group(member(1), priority=1), group(member(1), priority=0)]
     played = Played(script, completion=WAIT, budget={}, concurrency=1)
     assert [one for _, one, _ in starts(played)] == [0, 2, 1]  # 0 was there first
 
 
-def test_without_deadlines_slots_go_in_order_of_admission():
+def test_without_deadlines_places_go_in_order_of_admission():
     script = [group(member(3), priority=1), group(member(1), priority=1), group(member(1), priority=0)]
     played = Played(script, completion=WAIT, budget={}, concurrency=1, oldest_first=False)
     assert [one for _, one, _ in starts(played)] == [0, 1, 2]
@@ -86,8 +86,8 @@ def test_a_deadline_cuts_a_wait_for_a_tool():
 
 
 @pytest.mark.parametrize("stragglers", ["truncate", "discard"])
-def test_members_that_never_had_a_slot_are_left_out(stragglers):
-    """Two slots: member 3 still waits for one when the end of member 1 closes the group."""
+def test_members_that_never_had_a_place_are_left_out(stragglers):
+    """Two places: member 3 still waits for one when the end of member 1 closes the group."""
     script = [group(member(1), member(2), member(9), member(9)), group(member(1), member(1), member(1), member(1))]
     played = Played(
         script,
@@ -105,7 +105,7 @@ def test_members_that_never_had_a_slot_are_left_out(stragglers):
     assert_nothing_is_left(played)
 
 
-def test_carried_over_members_that_never_had_a_slot_still_run():
+def test_carried_over_members_that_never_had_a_place_still_run():
     script = [group(member(1), member(1), member(9), member(2))]
     played = Played(
         script,
@@ -143,7 +143,7 @@ def failing(script, fails, **options):
 
 
 def test_a_failed_group_ends_alone_and_leaves_nothing():
-    """Of its members one samples, one waits for a tool and one for a slot when another one fails."""
+    """Of its members one samples, one waits for a tool and one for a place when another one fails."""
     script = [
         group(member(20), member(2, 2, tool_ticks=500), member(3), member(1)),
         group(member(1), member(1), member(1), member(1)),
