@@ -10,14 +10,14 @@ import asyncio
 import functools
 import inspect
 import logging
-import math
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import CoroutineType
 from typing import Any
 
-from pipeline.env import Env, ToolCall, TrajectoryView, Turn, TurnResult, as_messages
+from pipeline.env import Env, TrajectoryView, TurnResult, as_messages
+from pipeline.environment_values import catch_up, finite, mask_end_of
 from pipeline.tool_calls import failure_text
 from pipeline.tools import tools_of
 from workers.messages import EnvironmentCall, EnvironmentReply
@@ -192,7 +192,7 @@ class EnvironmentHost:
     async def _turn(self, running: _Running) -> tuple[dict, list]:
         episode = self._open_episode(running, "turn")
         view, argument = episode.view, running.call.argument
-        _catch_up(view, [*argument.get("unseen", ()), argument])
+        catch_up(view, [*argument.get("unseen", ()), argument])
         view.tool_records = []
         view.running_tools.clear()
         view.rewritten, view.in_turn = False, True
@@ -206,20 +206,20 @@ class EnvironmentHost:
         result: dict[str, Any] = {}
         if outcome is not None and outcome.metrics:
             result["metrics"] = {
-                str(name): _finite(value, f"metric {name!r}") for name, value in outcome.metrics.items()
+                str(name): finite(value, f"metric {name!r}") for name, value in outcome.metrics.items()
             }
         tools = view.tool_records
         if outcome is None or outcome.done:
             running.method = "reward"
-            reward = _finite(await running.settle(episode.env.reward(view, episode.row)), "reward")
-            result |= _mask_end(view)
+            reward = finite(await running.settle(episode.env.reward(view, episode.row)), "reward")
+            result |= mask_end_of(view)
             await self._finish(running)
             result["messages"], result["reward"] = None, reward
         else:
             messages = as_messages(outcome.messages, f"{self._name}.on_turn")
             view.messages.extend(messages)
             episode.running = None
-            result |= _mask_end(view)
+            result |= mask_end_of(view)
             result["messages"], result["max_turn_tokens"] = messages, outcome.max_turn_tokens
             if view.rewritten:
                 result["messages"], result["rewrites"] = list(view.messages), True
@@ -236,10 +236,10 @@ class EnvironmentHost:
         if episode.view is None:
             raise _Refused(f"{self._where(running.call, 'truncate')} came before its reset had ended")
         running.method = "on_truncated"
-        _catch_up(episode.view, running.call.argument.get("unseen", ()))
+        catch_up(episode.view, running.call.argument.get("unseen", ()))
         cause = running.call.argument["cause"]
-        reward = _finite(await running.settle(episode.env.on_truncated(episode.view, episode.row, cause)), "reward")
-        mask_end = _mask_end(episode.view)
+        reward = finite(await running.settle(episode.env.on_truncated(episode.view, episode.row, cause)), "reward")
+        mask_end = mask_end_of(episode.view)
         await self._finish(running)
         return {"reward": reward} | mask_end, []
 
@@ -312,51 +312,3 @@ class EnvironmentHost:
         if isinstance(failure, _Refused):
             return str(failure)
         return f"{where} failed with {failure_text(failure)}"
-
-
-def _catch_up(view: TrajectoryView, entries: Iterable[dict[str, Any]]) -> None:
-    """Put turns, and messages that the trajectory got without the environment, into the view."""
-    for entry in entries:
-        if "messages" in entry:
-            view.messages.extend(entry["messages"])
-        else:
-            turn = _turn_of(entry)
-            view.turns.append(turn)
-            view.messages.append(_assistant_message(turn))
-
-
-def _mask_end(view: TrajectoryView) -> dict[str, int]:
-    """What the user set, if it is valid: an entry of the reply."""
-    end = view.loss_mask_end
-    if end is None:
-        return {}
-    if isinstance(end, bool) or not isinstance(end, int) or end < 0:
-        raise TypeError(f"traj.loss_mask_end is {end!r}; it counts generated tokens, so it is an integer of at least 0")
-    return {"loss_mask_end": end}
-
-
-def _turn_of(argument: dict[str, Any]) -> Turn:
-    calls = tuple(ToolCall(call["name"], call["arguments"], call.get("error")) for call in argument["tool_calls"])
-    return Turn(argument["text"], calls, argument["num_tokens"], argument["stopped"])
-
-
-def _assistant_message(turn: Turn) -> dict[str, Any]:
-    """The turn in the form that chat templates take."""
-    message: dict[str, Any] = {"role": "assistant", "content": turn.text}
-    if turn.tool_calls:
-        message["tool_calls"] = [
-            {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in turn.tool_calls
-        ]
-    return message
-
-
-def _finite(value: Any, what: str) -> float:
-    """A finite float from a number of any kind (int, bool, numpy, a one-element tensor); text is no number."""
-    try:
-        number = math.nan if isinstance(value, (str, bytes)) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(f"the {what} is {value!r:.80}, which is no finite number")
-    return number

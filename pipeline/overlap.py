@@ -50,7 +50,7 @@ def overlap_of(config: TrainerConfig, validates: bool) -> ForwardBackwardBatch |
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ReadyGroup:
     """A group that has arrived: its training rows, and their input tokens, prompts included."""
 
     group: int
@@ -58,7 +58,7 @@ class Ready:
     num_tokens: int
 
 
-def fill_chunks(ready: Sequence[Ready], thresholds: ForwardBackwardBatch, flush: bool) -> list[list[int]]:
+def fill_chunks(ready: Sequence[ReadyGroup], thresholds: ForwardBackwardBatch, flush: bool) -> list[list[int]]:
     """Groups of each chunk that is full, in order of arrival; with `flush` the last one needs no threshold.
 
     A group without rows (nothing in it has a gradient) belongs to no chunk.
@@ -118,7 +118,7 @@ class StreamedBatch:
 
     def _take(self, rows: dict[int, Rows], flush: bool) -> list[Rows]:
         waiting = [group for group in self._arrived if group in rows and group not in self._submitted]
-        ready = [Ready(group, rows[group].num_rows, rows[group].num_tokens) for group in waiting]
+        ready = [ReadyGroup(group, rows[group].num_rows, rows[group].num_tokens) for group in waiting]
         chunks = fill_chunks(ready, self._thresholds, flush)
         for chunk in chunks:
             self._submitted.update(chunk)

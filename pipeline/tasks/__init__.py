@@ -1,11 +1,9 @@
 """Built-in tasks by name: an environment, its rows, and how the tiny model writes them."""
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.errors import ConfigError
 from pipeline.rendering import ChatFormat
 from pipeline.tasks import guess
 
@@ -18,7 +16,6 @@ class Task:
     """
 
     name: str
-    summary: str
     environment: str  # "module:Class"
     chat_format: Callable[[], ChatFormat]  # of model="tiny"
     train_rows: Callable[[int], list[dict[str, Any]]]  # by seed
@@ -33,7 +30,6 @@ TASKS: dict[str, Task] = {
     for task in (
         Task(
             name="guess",
-            summary=f"find a number from 1 to {guess.NUM_NUMBERS} in {guess.NUM_GUESSES} guesses",
             environment=f"{guess.__name__}:{guess.Guess.__qualname__}",
             chat_format=guess.chat_format,
             train_rows=guess.train_rows,
@@ -43,13 +39,3 @@ TASKS: dict[str, Task] = {
         ),
     )
 }
-
-
-def task_named(name: str) -> Task:
-    """The task; `ConfigError` naming the nearest one if there is none of that name."""
-    task = TASKS.get(name)
-    if task is None:
-        nearest = difflib.get_close_matches(name, TASKS, n=1)
-        advice = f"Did you mean {nearest[0]}?" if nearest else "Choose one of these."
-        raise ConfigError(f"There is no task {name!r}. The built-in tasks are {', '.join(TASKS)}. {advice}")
-    return task

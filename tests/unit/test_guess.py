@@ -9,7 +9,7 @@ from pipeline.environment_host import EnvironmentHost
 from pipeline.environment_process import load_env_class
 from pipeline.errors import ConfigError
 from pipeline.rendering import START
-from pipeline.tasks import TASKS, guess, task_named
+from pipeline.tasks import TASKS, guess
 from pipeline.tasks.guess import Guess
 from workers.messages import EnvironmentCall
 
@@ -145,14 +145,7 @@ def test_bad_sizes_and_latencies_are_refused(arguments):
 
 
 def test_the_registry_leads_to_the_environment_class():
-    task = task_named("guess")
+    task = TASKS["guess"]
     assert load_env_class(task.environment) is Guess
     Guess(**task.arguments)
     assert set(task.options) == {"latency"} and list(TASKS) == ["guess"]
-
-
-def test_an_unknown_task_is_answered_with_the_nearest_name():
-    with pytest.raises(ConfigError, match="no task 'gues'.*Did you mean guess"):
-        task_named("gues")
-    with pytest.raises(ConfigError, match="built-in tasks are guess"):
-        task_named("chess")

@@ -8,7 +8,7 @@ from pipeline.batches import make_batch
 from pipeline.config import Adam, ForwardBackwardBatch, GroupCompletion, Truncation
 from pipeline.errors import ConfigError
 from pipeline.losses import CISPO
-from pipeline.overlap import Ready, StreamedBatch, fill_chunks, join, overlap_of, split_by_group
+from pipeline.overlap import ReadyGroup, StreamedBatch, fill_chunks, join, overlap_of, split_by_group
 from pipeline.trainer_config import EngineConfig, TrainerConfig
 from pipeline.trajectory import Group, Span, Trajectory
 from pipeline.updates import Counts, merge_chunks
@@ -59,7 +59,7 @@ def streamed(groups, thresholds, order, normalize="token", standardize=False, mi
 
 
 def test_a_chunk_holds_whole_groups_until_a_threshold_is_reached():
-    ready = [Ready(7, 3, 30), Ready(2, 3, 30), Ready(5, 0, 0), Ready(4, 3, 30)]
+    ready = [ReadyGroup(7, 3, 30), ReadyGroup(2, 3, 30), ReadyGroup(5, 0, 0), ReadyGroup(4, 3, 30)]
     assert fill_chunks(ready, ROWS, flush=False) == [[7, 2]]
     assert fill_chunks(ready, ROWS, flush=True) == [[7, 2], [4]]
     assert fill_chunks(ready, ForwardBackwardBatch(min_sequences=None, min_tokens=30), flush=False) == [[7], [2], [4]]

@@ -1,0 +1,55 @@
+"""Between an environment's messages and its user's objects: turns into the view, checked values out of it."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from pipeline.env import ToolCall, TrajectoryView, Turn
+
+
+def catch_up(view: TrajectoryView, entries: Iterable[dict[str, Any]]) -> None:
+    """Put turns, and messages that the trajectory got without the environment, into the view."""
+    for entry in entries:
+        if "messages" in entry:
+            view.messages.extend(entry["messages"])
+        else:
+            turn = _turn_of(entry)
+            view.turns.append(turn)
+            view.messages.append(_assistant_message(turn))
+
+
+def mask_end_of(view: TrajectoryView) -> dict[str, int]:
+    """What the user set, if it is valid: an entry of the reply."""
+    end = view.loss_mask_end
+    if end is None:
+        return {}
+    if isinstance(end, bool) or not isinstance(end, int) or end < 0:
+        raise TypeError(f"traj.loss_mask_end is {end!r}; it counts generated tokens, so it is an integer of at least 0")
+    return {"loss_mask_end": end}
+
+
+def _turn_of(argument: dict[str, Any]) -> Turn:
+    calls = tuple(ToolCall(call["name"], call["arguments"], call.get("error")) for call in argument["tool_calls"])
+    return Turn(argument["text"], calls, argument["num_tokens"], argument["stopped"])
+
+
+def _assistant_message(turn: Turn) -> dict[str, Any]:
+    """The turn in the form that chat templates take."""
+    message: dict[str, Any] = {"role": "assistant", "content": turn.text}
+    if turn.tool_calls:
+        message["tool_calls"] = [
+            {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in turn.tool_calls
+        ]
+    return message
+
+
+def finite(value: Any, what: str) -> float:
+    """A finite float from a number of any kind (int, bool, numpy, a one-element tensor); text is no number."""
+    try:
+        number = math.nan if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"the {what} is {value!r:.80}, which is no finite number")
+    return number
