@@ -17,7 +17,7 @@ run: $(INSTALLED) ## install into .venv and train: python run.py --mode async
 	$(VENV)/bin/python run.py --mode async $(ARGS)
 
 test: $(INSTALLED) ## install into .venv and run the tests
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 soak: $(INSTALLED) ## the tests marked slow
 	$(VENV)/bin/python -m pytest -m slow $(ARGS)

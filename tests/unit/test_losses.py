@@ -101,7 +101,7 @@ def assert_close(found, expected):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize(("reference", "record"), CASES, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize(("reference", "record"), CASES, ids=lambda value: getattr(value, "__name__", str(value)))
 def test_loss_and_gradient_are_the_references(reference, record, temperature):
     scores, targets = make_logits()
     logits = scores.clone().requires_grad_(True)
