@@ -4,12 +4,15 @@ The pattern: a flag that is no bool or a value of the wrong class is a ConfigTyp
 wrong type or range, an unknown name or a refused combination is a ConfigError (a ValueError). A bool is no number here.
 """
 
+import inspect
 import math
+import sys
 import warnings
-from collections.abc import Sequence
-from dataclasses import field
+from collections.abc import Iterable, Sequence
+from dataclasses import field, fields
 from typing import Any
 
+from pipeline.command_line import suggestion
 from pipeline.errors import ConfigError, ConfigTypeError
 
 
@@ -99,9 +102,22 @@ def check_class(owner: object, name: str, classes: tuple[type, ...], *, optional
         raise ConfigTypeError(f"{label(owner, name)} is {value!r}; give {names}.")
 
 
+def refuse_unknown(owner: type, config: type, names: Iterable[str]) -> None:
+    """Require that `names` are fields of the dataclass `config`, to which `owner` hands on what it doesn't know."""
+    known = [field.name for field in fields(config)]
+    for name in names:
+        if name not in known:
+            near = suggestion(name, [*inspect.signature(owner).parameters, *known])
+            raise ConfigTypeError(f"{owner.__name__} has no option {name}.{near} Correct the name, or leave it out.")
+
+
 def warn(sentence: str) -> None:
-    """Warn of a risk that the user asked for; the stack level points at the dataclass call."""
-    warnings.warn(sentence, ConfigWarning, stacklevel=4)
+    """Warn of a risk that the user asked for, at the line of theirs that did: the innermost one outside of Headway."""
+    level, frame = 2, sys._getframe(1)
+    # A dataclass's own __init__ counts as its module's; asyncio's frames stand between rl.run and what it runs.
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("pipeline", "asyncio"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(sentence, ConfigWarning, stacklevel=level)
 
 
 def label(owner: object, name: str) -> str:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from pipeline.config import Budget, KVCache, Schedule
+from pipeline.config_checks import refuse_unknown
 from pipeline.env import Env
 from pipeline.environment_source import EnvSource
 from pipeline.supervisor import Supervisor
@@ -27,6 +28,7 @@ class RolloutEngine:
         kv_cache: KVCache | None = None,
         **options: Any,
     ) -> None:
+        refuse_unknown(RolloutEngine, EngineConfig, options)
         self.model = model
         self.env = EnvSource(env, env_arguments or {})
         self.config = EngineConfig(

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.advantages import Batchwise, GroupCentered
 from pipeline.config import Adam, ForwardBackwardBatch, GroupCompletion, Truncation
-from pipeline.config_checks import warn
+from pipeline.config_checks import refuse_unknown, warn
 from pipeline.config_json import config_json
 from pipeline.dataset import check_rows, without_holdout
 from pipeline.errors import ConfigError, ConfigTypeError
@@ -60,6 +60,7 @@ class AsyncTrainer:
             raise ConfigTypeError(f"validate_batch is {validate_batch!r:.100}; give a function, or leave it out.")
         if evaluator is not None and not isinstance(evaluator, Evaluator):
             raise ConfigTypeError(f"evaluator is {evaluator!r:.100}; give an rl.Evaluator, or leave it out.")
+        refuse_unknown(AsyncTrainer, TrainerConfig, options)
         self.engine = engine
         self.config = TrainerConfig(
             engine=engine.config,
