@@ -111,8 +111,8 @@ class SamplerClient:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that are asked for and not yet with the sampler."""
-        return len(self._waiting)
+        """Requests of training that are asked for and not yet with the sampler; evaluations count nowhere."""
+        return sum(request.group >= 0 and not request.future.done() for *_, request in self._waiting)
 
     def connect(
         self, send: Callable[[Message], None], requests: QueueProducer, replies: QueueConsumer, room: int

@@ -64,6 +64,21 @@ def test_oldest_admission_goes_first_then_the_oldest_request():
     assert run(test()) == [10, 11, 20, 30]
 
 
+def test_waiting_requests_are_counted_without_those_of_evaluations_and_those_taken_back():
+    client = SamplerClient(0, RequestLimit(1), give_up)
+
+    async def test():
+        FakeSampler(client)
+        for group, member in ((1, 0), (1, 1), (2, 0), (-1, 0)):
+            ask(client, group=group, member=member)
+        await tick()
+        before = client.num_waiting
+        client.withdraw(2, 0)
+        return before, client.num_waiting
+
+    assert run(test()) == (2, 1)
+
+
 def test_old_evaluation_that_always_asks_again_takes_turns_with_training_over_a_single_request():
     """The worst case: its version is older than all of training, and there is room for one request."""
     client = SamplerClient(0, RequestLimit(1), give_up)
