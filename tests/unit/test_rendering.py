@@ -67,8 +67,15 @@ def test_turn_is_read_without_its_end_token(chat):
 
 
 def test_a_word_outside_the_vocabulary_is_named(chat):
-    with pytest.raises(ConfigError, match="The word 'sideways' is not among the 9 words"):
+    with pytest.raises(ConfigError, match="The word 'sideways' of 'up sideways' is not among the 9 words"):
         chat.render_prompt([user("up sideways")], [])
+    with pytest.raises(ConfigError, match="The word 'sideways' is not among the 9 words"):
+        chat.render_prompt([user("sideways")], [])
+
+
+def test_a_word_outside_the_vocabulary_is_named_with_its_text_for_it_may_be_what_a_tool_raised(chat):
+    with pytest.raises(ConfigError, match="The word 'error:' of 'error: ValueError: boom' is not among"):
+        chat.cut("error: ValueError: boom", 100, already=False)
 
 
 def test_repeated_words_are_refused():
