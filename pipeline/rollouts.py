@@ -22,7 +22,7 @@ from pipeline.sampler_client import SegmentResult
 from pipeline.schedule import Admission
 from pipeline.trainer_config import EngineConfig
 from pipeline.trajectory import Group, Trajectory
-from pipeline.trajectory_loop import Generate, TrajectoryLoop
+from pipeline.trajectory_loop import GenerateSegment, TrajectoryLoop
 from pipeline.trajectory_requests import TrajectoryRequests
 
 
@@ -157,7 +157,7 @@ class Rollouts:
         trajectory = Trajectory(running.group, member, running.row_index)
         environment = self._run.environments.open(running.group, member)
 
-        def begin() -> Generate:
+        def begin() -> GenerateSegment:
             if running.sampler is None:
                 running.sampler = min(self._run.samplers, key=lambda s: s.num_trajectories)
             made = TrajectoryRequests(
@@ -204,7 +204,7 @@ class Rollouts:
         if self._completion.mode == "deadline":
             await asyncio.sleep(0)
 
-    def _generator(self, running: RunningGroup, member: int, requests: TrajectoryRequests) -> Generate:
+    def _generator(self, running: RunningGroup, member: int, requests: TrajectoryRequests) -> GenerateSegment:
         counters = self._log.counters
 
         def answered(future: asyncio.Future[SegmentResult]) -> None:  # or cancelled

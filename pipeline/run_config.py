@@ -126,6 +126,11 @@ class RunConfig:
                 f"RunConfig.tool_latency is {self.tool_latency!r}, but the task {self.task!r} has no tool; "
                 "leave it out."
             )
+        if self.mode == "async" and self.trainer.max_staleness == 0:
+            raise ConfigError(
+                "AsyncTrainer.max_staleness is 0, but RunConfig.mode is 'async', which samples ahead; leave the mode "
+                "out, or raise max_staleness."
+            )
         if self.mode == "sync" and self.trainer.max_staleness > 0:
             raise ConfigError(
                 f"AsyncTrainer.max_staleness is {self.trainer.max_staleness}, but RunConfig.mode is 'sync', which "

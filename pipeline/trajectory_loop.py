@@ -20,7 +20,7 @@ from pipeline.trajectory import Span, Trajectory
 from workers.messages import EnvironmentReply
 
 # generate(context, max_tokens, generated so far) -> the segment
-Generate = Callable[[list[int], int, int], Awaitable[SegmentResult]]
+GenerateSegment = Callable[[list[int], int, int], Awaitable[SegmentResult]]
 
 # How a turn ended: TURN goes to the environment, CUT to the wrap-up request; anything else is a cause of truncation.
 TURN = "turn"
@@ -35,7 +35,7 @@ class TrajectoryLoop:
     budget: Budget
     chat: ChatFormat
     environment: EnvironmentHandle
-    begin: Callable[[], Generate]  # pins the version: called once, right before the first request
+    begin: Callable[[], GenerateSegment]  # pins the version: called once, right before the first request
     on_segment: Callable[[SegmentResult, int], None]  # the segment and the length of its context
     on_tools: Callable[[EnvironmentReply], None]
     doing: str = "queue"  # queue, sampling, tool, reward
@@ -100,7 +100,7 @@ class TrajectoryLoop:
             if cause is not None:
                 return await self._truncate(cause)
 
-    async def _sample_turn(self, generate: Generate, turn_cap: int | None) -> tuple[list[int], bool, str]:
+    async def _sample_turn(self, generate: GenerateSegment, turn_cap: int | None) -> tuple[list[int], bool, str]:
         """(ids of the turn, whether a stop id ended it, how it ended): as many requests as it takes."""
         turn: list[int] = []
         cap = self.budget.max_turn_tokens if turn_cap is None else turn_cap

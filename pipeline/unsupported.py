@@ -1,7 +1,4 @@
-"""What users may ask for but no process does yet: refused in one sentence when a run starts, in this one place.
-
-A feature that gets built takes its line out of here.
-"""
+"""What an environment may ask for but no process does yet: refused in one sentence when a run starts."""
 
 from pipeline.env import Env
 from pipeline.errors import ConfigError

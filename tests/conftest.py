@@ -9,6 +9,9 @@ import pytest
 
 from workers.devices import count_gpus, torch_has_cuda
 
+# Test processes share the cores: more threads each would wait for one another. Workers set their own number.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 MARK = "HEADWAY_TEST"  # environment variable that every process started in a test inherits
 ROLES = ("workers.sampler", "workers.learner", "pipeline.environment_process")
 PATIENCE_SECONDS = 5.0  # within which processes must be gone after their supervisor

@@ -284,7 +284,7 @@ def test_flag_stands_alone_or_with_true_or_false():
 
 def test_max_staleness_0_is_the_mode_sync():
     assert parse(["--max-staleness", "0"]).mode == "sync"
-    assert parse(["--mode", "async", "--max-staleness", "0"]).mode == "async"
+    assert "--max-staleness is 0, but --mode is 'async'" in refusal("--mode", "async", "--max-staleness", "0")
 
 
 def test_config_fields_are_options_or_known_to_be_none():
