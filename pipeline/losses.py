@@ -138,13 +138,17 @@ def loss_record(loss: Loss) -> dict[str, Any]:
     return {"name": type(loss).__name__} | own
 
 
-def unsound_reason(loss: Loss, max_staleness: int) -> str | None:
-    """Why this loss is unsound for tokens of such ages; None where it is not."""
-    if isinstance(loss, ImportanceSampling) and max_staleness > 1:
+def unsound_reason(loss: Loss, max_staleness: int, stale_policy: str = "wait") -> str | None:
+    """Why this loss is unsound for the ages that these two allow; None where it is not. At max_staleness 0 all tokens
+    are of age 0, under "keep" too: nothing is sampled ahead.
+    """
+    unbounded = stale_policy == "keep" and max_staleness > 0
+    if isinstance(loss, ImportanceSampling) and (max_staleness > 1 or unbounded):
+        allows = f'stale_policy="{stale_policy}"' if unbounded else f"max_staleness={max_staleness}"
         return (
             "ImportanceSampling doesn't cap the importance ratio, whose variance grows with every update between "
-            f"sampling and training; max_staleness={max_staleness} allows several. Use CISPO, PPO or DecoupledPPO, or "
-            "max_staleness=1."
+            f"sampling and training; {allows} allows several. Use CISPO, PPO or DecoupledPPO, or "
+            f"max_staleness=1{' with another stale_policy' if unbounded else ''}."
         )
     if isinstance(loss, PolicyGradient) and max_staleness > 0:
         return (

@@ -138,7 +138,7 @@ class TrainerConfig:
         self._check_completion()
         self._check_overlap()
         self._check_replacing()
-        why = unsound_reason(self.loss, self.max_staleness)
+        why = unsound_reason(self.loss, self.max_staleness, self.stale_policy)
         if why is not None:
             warn(why)
 

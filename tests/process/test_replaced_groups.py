@@ -1,6 +1,8 @@
 """Groups that can't train are given up and replaced in mid-batch: equal rewards, failed trajectories, bad rewards."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 from running import audit, events_of, make_trainer
@@ -143,4 +145,23 @@ def test_bad_rewards_fail_their_group_and_never_become_numbers(model, tmp_path):
 def test_bad_reward_ends_the_run_where_failures_stop_it(model, tmp_path, bad):
     with pytest.raises(rl.TrajectoryError, match="reward"):
         train(model, tmp_path / "run", rows_with([1.0, 0.0, 1.0], BAD[bad]), 3)
+    assert audit(tmp_path / "run") == 0
+
+
+def test_recorded_case_of_bad_rewards_is_counted_and_leaves_the_others_as_they_are(model, tmp_path):
+    """Groups of the recorded case: one has equal rewards, the others a null, NaN and infinity, a text, only nulls."""
+    path = Path(__file__).parent.parent / "data" / "cases" / "HR45" / "rewards.json"
+    case = json.loads(path.read_text(encoding="utf-8"))["groups"]
+    rewards = [[value.lower() if value in ("NaN", "inf") else value for value in group] for group in case]
+    good = [1.0, 0.0, 0.0, 0.0]
+    options = {"groups_per_step": 2, "group_size": 4, "max_staleness": 0, "batch_order": "admission"}
+    steps = train(model, tmp_path / "run", rows_with(*rewards, good), 1, on_failure="replace", **options)
+    (step,) = steps
+    failed = [event["group"] for event in events_of(tmp_path / "run", "failed")]
+    assert sorted(rows_of(tmp_path / "run", failed)) == [0, 1, 3, 4]
+    assert rows_of(tmp_path / "run", consumed(tmp_path / "run")) == [2, 5]
+    assert step.metrics["groups/failed"] == 4 and step.metrics["train/updated"] == 1
+    assert step.metrics["reward/mean"] == 0.375  # (4 * 0.5 + 1) / 8
+    assert step.metrics["reward/zero_variance_group_frac"] == 0.5 and step.metrics["train/datums"] == 4
+    assert all(math.isfinite(value) for value in step.metrics.values())
     assert audit(tmp_path / "run") == 0

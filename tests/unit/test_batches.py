@@ -172,6 +172,20 @@ def test_a_batch_of_nothing_but_empty_samples_is_no_update():
     batch = batch_of(group_of(empty))
     assert batch.rows.num_rows == 0
     assert all(np.isfinite(value) for value in batch.metrics.values())
+    ages = [batch.metrics[f"staleness/span_age_{name}"] for name in ("p50", "p99", "max")]
+    assert ages == [0, 0, 0]  # of none
+
+
+def test_percentiles_of_one_are_that_one_and_of_several_are_interpolated():
+    alone = batch_of(group_of(Trajectory(0, 0, 0, trajectory(0, 0, 1.0, version=3).spans[:2], reward=1.0)), version=5)
+    assert [alone.metrics[f"staleness/span_age_{name}"] for name in ("p50", "p99", "max")] == [2, 2, 2]
+    assert [alone.metrics[f"length/generated_{name}"] for name in ("p50", "p99")] == [2, 2]
+    several = batch_of(group_of(*(trajectory(0, member, 0.0, version=member) for member in range(3))), version=3)
+    # Two segments each of ages 1, 2 and 3: the 99th percentile lies at 0.99 * 5 = 4.95 of them, 3 and 3.
+    assert [several.metrics[f"staleness/span_age_{name}"] for name in ("p50", "p99", "max")] == [2, 3, 3]
+    uneven = batch_of(group_of(trajectory(0, 0, 0.0), Trajectory(0, 1, 0, trajectory(0, 1, 0.0).spans[:2], reward=0.0)))
+    assert uneven.metrics["length/generated_p50"] == 2.5
+    assert uneven.metrics["length/generated_p99"] == pytest.approx(2.99)
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,19 @@ def test_loss_that_is_unsound_for_the_ages_allowed_is_warned_of_once(loss, max_s
     assert reason is None or reason in str(caught[0].message)
 
 
+@pytest.mark.parametrize(
+    ("policy", "max_staleness", "warned"), [("keep", 1, True), ("keep", 0, False), ("mask_span", 1, False)]
+)
+def test_uncapped_ratios_are_warned_of_where_keep_lets_tokens_get_older(policy, max_staleness, warned):
+    options = {"stale_policy": policy, "allow_unbounded_staleness": True, "allow_trajectory_loss": True}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make_config(rl.ImportanceSampling(normalize="token"), max_staleness=max_staleness, **options)
+    told = [str(w.message) for w in caught if "ImportanceSampling" in str(w.message)]
+    assert len(told) == warned
+    assert all(f'stale_policy="{policy}" allows several' in sentence for sentence in told)
+
+
 def test_command_line_warns_once_although_it_builds_the_options_twice():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
