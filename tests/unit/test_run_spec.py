@@ -11,7 +11,7 @@ from pipeline.tasks import guess
 from workers.model_config import TINY
 
 
-def spec(model=None, *, budget=None, concurrency=64, max_staleness=2):
+def spec(model=None, *, budget=None, concurrency=64, max_staleness=2, evaluates=False):
     model = model or rl.Supervisor(device="cpu")
     engine = rl.RolloutEngine(
         model, env=guess.Guess, schedule=rl.Schedule(concurrency=concurrency), budget=budget or rl.Budget()
@@ -25,7 +25,7 @@ def spec(model=None, *, budget=None, concurrency=64, max_staleness=2):
         group_size=2,
         max_staleness=max_staleness,
     )
-    return make_spec(model, trainer.config)
+    return make_spec(model, trainer.config, evaluates=evaluates)
 
 
 def test_default_context_is_what_the_model_has():
@@ -64,3 +64,14 @@ def test_too_few_slots_are_refused(max_staleness, least):
     assert spec(rl.Supervisor(device="cpu", slots=least), max_staleness=max_staleness).num_slots == least
     with pytest.raises(rl.ConfigError, match=f"slots is {least - 1}, .*; use at least {least}"):
         spec(rl.Supervisor(device="cpu", slots=least - 1), max_staleness=max_staleness)
+
+
+@pytest.mark.parametrize("max_staleness, least", [(0, 2), (1, 2), (2, 3)])
+def test_an_evaluation_has_a_slot_and_kv_beside_those_of_training(max_staleness, least):
+    alone, beside = (spec(max_staleness=max_staleness, evaluates=evaluates) for evaluates in (False, True))
+    assert (alone.num_slots, beside.num_slots) == (max_staleness + 2, max_staleness + 3)
+    assert beside.kv_tokens == (64 + 16) * 1024  # a quarter of the 64 trajectories more
+    options = {"max_staleness": max_staleness, "evaluates": True}
+    assert spec(rl.Supervisor(device="cpu", slots=least + 1), **options).num_slots == least + 1
+    with pytest.raises(rl.ConfigError, match=f"slots is {least}, .*an evaluation holds one more.*at least {least + 1}"):
+        spec(rl.Supervisor(device="cpu", slots=least), **options)

@@ -79,8 +79,8 @@ def members(*scripts):
     }
 
 
-def play(monkeypatch, script, *, pauses=(), num_slots=4, **options):
-    """The metrics of one batch per group, and the run. pauses: the caller's seconds before each step but the first."""
+def play(monkeypatch, script, *, pauses=(), num_slots=4, groups_per_step=1, **options):
+    """The metrics of each batch, and the run. pauses: the caller's seconds before each step but the first."""
 
     async def train():
         loop = asyncio.get_running_loop()
@@ -91,16 +91,16 @@ def play(monkeypatch, script, *, pauses=(), num_slots=4, **options):
             optimizer=rl.Adam(lr=0.5),
             loss=rl.CISPO(normalize="token"),
             completion=rl.GroupCompletion(mode="wait"),
-            groups_per_step=1,
+            groups_per_step=groups_per_step,
             group_size=2,
             max_staleness=1,
             **options,
         )
         rules = ScheduleRules(
-            groups_per_step=1,
+            groups_per_step=groups_per_step,
             group_size=2,
             max_staleness=1,
-            steps=len(script),
+            steps=len(script) // groups_per_step,
             num_rows=len(script),
             stale_policy=config.stale_policy,
         )
@@ -236,6 +236,36 @@ def test_three_batches_of_an_asynchronous_run(monkeypatch):
     )
     assert "train/loss" not in third and "importance/ratio_mean" not in third
     assert run.slots.committed == 2
+
+
+def test_means_and_shares_of_a_batch_of_several_groups(monkeypatch):
+    script = [
+        members(((1,), 0, 1.0), ((1,), 0, 0.0)),  # ready at 10
+        members(((3,), 0, 0.5), ((3,), 0, 0.5)),  # ready at 30: equal rewards
+        members(((2,), 0, 4.0), ((2,), 0, 2.0)),  # ready at 20
+        members(((4,), 0, 1.0), ((4,), 0, 0.0)),  # ready at 40
+    ]
+    (first, second), _ = play(monkeypatch, script, pauses=(0,), groups_per_step=2)
+    # Groups 0 and 2 train from 20 to 25; groups 1 and 3 from 40.
+    assert_metrics(
+        first,
+        reward__mean=7 / 4,
+        reward__zero_variance_group_frac=0,
+        groups__mean_wait_seconds=(10 + 20) / 2,
+        train__active_groups=2,
+        train__active_sequences=4,
+        train__active_tokens=6,
+        staleness__reserved_groups=2,
+        throughput__queue_depth=0,
+    )
+    assert_metrics(
+        second,
+        reward__zero_variance_group_frac=1 / 2,
+        groups__mean_wait_seconds=(30 + 40) / 2,
+        train__active_groups=2,
+        train__datums=2,
+        staleness__reserved_groups=0,
+    )
 
 
 def test_a_wait_for_the_bound_is_told_from_a_lack_of_groups_and_divided_by_cause(monkeypatch):
