@@ -26,6 +26,12 @@ def test_launches(vector):
     assert launched == vector["expected"]
 
 
+def test_without_a_final_size_the_last_batch_has_the_evaluation_that_is_due_then():
+    evaluator = rl.Evaluator(ROWS, every=2, group_size=3, final_group_size=0)
+    assert [evaluator.trajectories_per_row(4, at_end=at_end) for at_end in (False, True)] == [3, 3]
+    assert evaluator.trajectories_per_row(5, at_end=True) == 0
+
+
 @pytest.mark.parametrize(
     ("options", "error", "part"),
     [

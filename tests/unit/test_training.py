@@ -1,6 +1,7 @@
 """The learner's step against slow float64 arithmetic; and that a bad number never reaches a parameter."""
 
 import math
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -65,7 +66,9 @@ def reference_results(trainee, rows, temperature, eps_max=1.5):
 def test_loss_gradient_and_metrics_are_the_references(config):
     trainee = make_trainee(config, temperature=0.8)
     rows = rows_with_realistic_logprobs(trainee, idle_rows=(2, 4))
+    began = time.perf_counter()
     metrics = trainee.forward_backward(rows, version=2, zero_gradients=True)
+    elapsed = time.perf_counter() - began
     found, gradient = reference_results(trainee, rows, temperature=0.8)
     torch.testing.assert_close(trainee.flat_grad.double(), gradient, rtol=1e-4, atol=2e-5 * gradient.abs().max().item())
 
@@ -84,6 +87,7 @@ def test_loss_gradient_and_metrics_are_the_references(config):
     assert metrics["mismatch/kl"] == pytest.approx(kl, rel=1e-3)
     assert metrics["mismatch/max_abs_logprob"] == pytest.approx(gap, rel=1e-4)
     assert metrics["train/forward_seconds"] > 0 and metrics["train/backward_seconds"] > 0
+    assert metrics["train/forward_seconds"] + metrics["train/backward_seconds"] < elapsed
 
 
 def test_metrics_of_the_other_losses_are_means_over_the_right_tokens():
