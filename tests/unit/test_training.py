@@ -368,3 +368,13 @@ def test_cuda_gives_the_gradient_step_and_metrics_of_the_cpu():
     host.optimizer_step(lr=1e-2)
     device.optimizer_step(lr=1e-2)
     torch.testing.assert_close(device.flat.cpu(), host.flat, rtol=1e-5, atol=1e-6)
+
+
+def test_ratio_beyond_all_numbers_is_shown_as_the_largest_and_the_metrics_stay_finite():
+    """A token that the sampler took for all but impossible: its ratio overflows, CISPO caps it, training goes on."""
+    trainee, rows = make_trainee(), make_rows(LENGTHS)
+    generated = rows.versions >= 0
+    rows.behaviour_logprobs[np.flatnonzero(generated)[0]] = -2000.0
+    metrics = trainee.forward_backward(rows, version=int(rows.versions.max()), zero_gradients=True)
+    assert all(math.isfinite(value) for value in metrics.values())
+    assert metrics["importance/ratio_max"] == pytest.approx(float(np.finfo(np.float32).max))
