@@ -14,7 +14,7 @@ from typing import Any
 from pipeline.active_run import ActiveRun
 from pipeline.config import GroupCompletion
 from pipeline.errors import TrajectoryError
-from pipeline.priority import LengthPredictor, Priority, priority_of
+from pipeline.priority import PREDICTED_LENGTH, LengthPredictor, Priority, priority_of
 from pipeline.rendering import ChatFormat
 from pipeline.rollout_log import RolloutLog
 from pipeline.running_group import GroupFailed, RunningGroup
@@ -31,8 +31,9 @@ class Rollouts:
 
     concurrency: most trajectories at a time. pinned: the version of every trajectory; None: each takes the committed
     one at its first request. completion: when a group goes out; None: with its last member. oldest_first: groups
-    admitted earlier come first where requests wait. replace_failed: a trajectory that fails ends its group, not the
-    run. Results go to `deliver`: as made, into the queue `completed`, in order of completion.
+    admitted earlier come first where requests wait; by "predicted_length" they always do. replace_failed: a trajectory
+    that fails ends its group, not the run. Results go to `deliver`: as made, into the queue `completed`, in order of
+    completion.
     """
 
     def __init__(
@@ -82,8 +83,10 @@ class Rollouts:
                 self._log,
                 lambda result: self.deliver(result),
             )
-            version = admission.version if self._oldest_first else 0
-            priority = priority_of(self._config.schedule.priority, version, admission.row, self._lengths)
+            order = self._config.schedule.priority
+            # Lengths are compared within a version only: else short rows would wait behind those of newer versions.
+            version = admission.version if self._oldest_first or order == PREDICTED_LENGTH else 0
+            priority = priority_of(order, version, admission.row, self._lengths)
             for member in range(self._group_size):
                 heapq.heappush(self._queue, (priority, admission.group, member))
         self._start_queued()

@@ -72,6 +72,23 @@ def test_the_longest_expected_come_first_within_a_version():
     assert [one for _, one, _ in starts(played)] == [0, 1, 5, 3, 4, 2]
 
 
+def test_without_deadlines_too_lengths_are_compared_within_a_version_only():
+    """Under keep and mask_span: else a short row would wait for ever behind the longer ones of each newer version."""
+    script = [group(member(1)), group(member(4)), group(member(9), priority=2)]
+    script += [group(member(1), priority=3), group(member(1), priority=4)]
+    played = Played(
+        script,
+        completion=WAIT,
+        budget={},
+        concurrency=1,
+        schedule=Schedule(priority="predicted_length"),
+        rows=[0, 1, 0, 0, 1],
+        second_round=2,
+        oldest_first=False,
+    )
+    assert [one for _, one, _ in starts(played)] == [0, 1, 2, 3, 4]
+
+
 def test_a_deadline_cuts_a_wait_for_a_tool():
     script = [group(member(1), member(1), member(5), member(2, 2, tool_ticks=1000))]
     played = Played(
