@@ -3,18 +3,18 @@
 import asyncio
 
 import pytest
-from vectors import load
 
 import pipeline as rl
 from pipeline.dataset import without_holdout
 from pipeline.evaluations import summarize
 from pipeline.evaluator import evaluation_concurrency
 from pipeline.trajectory import Span, Trajectory
+from tests import vectors
 
 ROWS = [{"number": 1}, {"number": 2}]
 
 
-@pytest.mark.parametrize("vector", load("evaluation"))
+@pytest.mark.parametrize("vector", vectors.load("evaluation"))
 def test_launches(vector):
     sizes = {name: vector[name] for name in ("every", "group_size", "final_group_size")}
     evaluator = rl.Evaluator(ROWS, **sizes)
