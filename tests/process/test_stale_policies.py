@@ -77,6 +77,32 @@ def test_group_that_is_older_than_the_bound_is_masked_or_kept(model, tmp_path, p
     assert audit(tmp_path / "run") == 0
 
 
+@pytest.mark.filterwarnings("ignore:.*(lets tokens get older|computes whole prefixes again)")
+def test_old_segments_are_masked_while_new_ones_of_the_same_trajectory_train(model, tmp_path):
+    """By segments: group 0 makes its first guess under version 0, and the next ones when that is long too old."""
+
+    def let_go(step):
+        if step.n == 4:
+            (tmp_path / "release.0").touch()
+
+    kv_cache = rl.KVCache(on_limit="refill", allow_reprefill=True)
+    trainer = held_trainer(
+        model,
+        tmp_path,
+        max_staleness=1,
+        stale_policy="mask_span",
+        sampling={"sampling_policy": "segment", "kv_cache": kv_cache},
+        **ALLOWED["mask_span"],
+    )
+    steps = train_watched(trainer, held_rows(0), 12, on_step=let_go)
+    (batch,) = [event for event in events_of(tmp_path / "run", "batch") if 0 in event["groups"]]
+    segments = [event for event in events_of(tmp_path / "run", "segment") if event["group"] == 0]
+    old = sum(event["tokens"] for event in segments if batch["version"] - event["version"] > 1)
+    assert 0 < old < sum(event["tokens"] for event in segments) and batch["masked"] >= old
+    assert steps[batch["step"] - 1].metrics["staleness/trained_age_max"] <= 1  # what the learner saw
+    assert audit(tmp_path / "run") == 0
+
+
 @pytest.mark.filterwarnings("ignore:.*lets tokens get older")
 def test_step_waits_for_a_slot_when_old_trajectories_lease_them_all(model, tmp_path):
     """Three slots: group 0 holds version 0, group 8 version 1, and version 2 is the committed one."""

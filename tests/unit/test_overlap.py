@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from pipeline.advantages import GroupCentered
+from pipeline.advantages import Batchwise, GroupCentered
 from pipeline.batches import make_batch
-from pipeline.config import Adam, ForwardBackwardBatch, GroupCompletion, Truncation
+from pipeline.config import Adam, ForwardBackwardBatch, GroupCompletion, KVCache, Truncation
 from pipeline.errors import ConfigError
-from pipeline.losses import CISPO
+from pipeline.losses import CISPO, CustomLoss
 from pipeline.overlap import ReadyGroup, StreamedBatch, fill_chunks, join, overlap_of, split_by_group
 from pipeline.trainer_config import EngineConfig, TrainerConfig
 from pipeline.trajectory import Group, Span, Trajectory
@@ -17,13 +17,15 @@ ROWS = ForwardBackwardBatch(min_sequences=4, min_tokens=None)
 
 
 def config(**options):
-    defaults = {"max_staleness": 0, "groups_per_step": 2, "loss": CISPO(normalize="token")}
-    return TrainerConfig(
-        engine=EngineConfig(),
-        optimizer=Adam(lr=1e-4),
-        completion=GroupCompletion(mode="wait"),
-        **(defaults | options),
-    )
+    defaults = {
+        "engine": EngineConfig(),
+        "optimizer": Adam(lr=1e-4),
+        "completion": GroupCompletion(mode="wait"),
+        "max_staleness": 0,
+        "groups_per_step": 2,
+        "loss": CISPO(normalize="token"),
+    }
+    return TrainerConfig(**(defaults | options))
 
 
 def make_group(index, rewards, causes=None):
@@ -74,6 +76,16 @@ def test_a_group_with_too_few_rewards_waits_for_the_flush_which_is_split_too():
     assert [[rows.groups.tolist() for rows in part] for part in chunks] == [[], [], [[0, 0, 0, 0]], [], [], []]
     assert [rows.groups.tolist() for rows in rest] == [[5, 4], [1, 2], [3]]
     assert training.rows.num_rows == 9
+
+
+def test_a_group_with_fewer_rewards_than_min_members_is_never_its_own_baseline():
+    """Two rewards count, and three are needed: alone it would have advantages, but not those of its batch."""
+    groups = [make_group(0, [0.0, 1.0, 0.0, 1.0]), make_group(1, [1.0, 0.0, 0.5, 0.3], ["turns", None, None, "turns"])]
+    chunks, rest, training, whole = streamed(groups, ForwardBackwardBatch(min_sequences=1), [1, 0], min_members=3)
+    assert [[rows.groups.tolist() for rows in part] for part in chunks] == [[], [[0, 0, 0, 0]]]
+    (flushed,) = rest
+    expected = split_by_group(whole.rows)[1]
+    np.testing.assert_allclose(flushed.weights * training.gradient_scale, expected.weights, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("standardize", [False, True, "batch"])
@@ -131,7 +143,24 @@ def test_overlap_is_chosen_where_it_changes_no_update():
     assert overlap_of(config(), validates=False) == ForwardBackwardBatch()
     assert overlap_of(config(forward_backward_batch=ROWS), validates=False) == ROWS
     assert overlap_of(config(), validates=True) is None
+    assert overlap_of(config(kl_coefficient=0.1), validates=False) == ForwardBackwardBatch()
     assert overlap_of(config(max_staleness=1), validates=False) is None
+
+
+@pytest.mark.filterwarnings("ignore:.*(lets tokens get older|cuts long trajectories short)")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"advantage": Batchwise()},
+        {"advantage": GroupCentered(standardize="batch"), "kl_coefficient": 0.1},
+        {"loss": CustomLoss("math:exp", normalize="token")},
+        {"completion": GroupCompletion(mode="deadline", max_straggler_tokens=1), "allow_trajectory_loss": True},
+        {"stale_policy": "mask_span", "allow_trajectory_loss": True},
+        {"engine": EngineConfig(sampling_policy="segment", kv_cache=KVCache(max_staleness=1))},
+    ],
+)
+def test_overlap_is_off_where_a_chunk_would_need_the_whole_batch(options):
+    assert overlap_of(config(**options), validates=False) is None
 
 
 def test_explicit_chunks_are_refused_with_samples_of_older_policies():

@@ -102,6 +102,19 @@ def test_a_deadline_cuts_a_wait_for_a_tool():
     assert_nothing_is_left(played)
 
 
+def test_all_that_ends_in_the_tick_of_the_closing_is_counted_before_anything_follows():
+    """At 60 member 2's second turn ends, and right after it the request of member 3 whose tokens close the group."""
+    script = [group(member(1), member(1), member(1, 4, 1, tool_ticks=10), member(6, 1))]
+    played = Played(
+        script, completion={"mode": "deadline", "max_straggler_tokens": 6}, budget={"segment_tokens": 4}, concurrency=8
+    )
+    ((tick, result),) = played.results
+    assert tick == 60 and [one.generated_tokens for one in result.trajectories] == [1, 1, 5, 6]
+    turns = [at for at, _, who, call in played.run.hosts.calls if (who, call) == (2, "turn")]
+    assert turns == [10]  # no environment follows its second turn
+    assert_nothing_is_left(played)
+
+
 @pytest.mark.parametrize("stragglers", ["truncate", "discard"])
 def test_members_that_never_had_a_place_are_left_out(stragglers):
     """Two places: member 3 still waits for one when the end of member 1 closes the group."""

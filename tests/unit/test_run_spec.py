@@ -59,6 +59,13 @@ def test_context_beyond_the_kv_cache_is_refused_and_the_default_is_cut_to_it(mon
         spec(model, budget=rl.Budget(max_context_tokens=2001))
 
 
+@pytest.mark.parametrize("max_staleness", [0, 1, 2])
+def test_slots_are_those_of_the_bound_one_to_spare_and_one_for_an_evaluation(max_staleness):
+    model = rl.Supervisor(device="cpu")
+    assert spec(model, max_staleness=max_staleness).num_slots == max_staleness + 2
+    assert model.num_slots(max_staleness, evaluates=True) == max_staleness + 3
+
+
 @pytest.mark.parametrize("max_staleness, least", [(0, 2), (1, 2), (2, 3)])
 def test_too_few_slots_are_refused(max_staleness, least):
     assert spec(rl.Supervisor(device="cpu", slots=least), max_staleness=max_staleness).num_slots == least

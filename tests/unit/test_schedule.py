@@ -51,6 +51,16 @@ def test_admission_is_one_round_per_batch():
     assert [(admission.group, admission.version) for admission in made.admit()] == [(6, 1), (7, 1)]
 
 
+def test_between_a_batch_and_the_next_round_a_replaced_group_makes_room_for_one():
+    made = scheduler(groups_per_step=2)
+    made.admit()
+    receive_all(made, 0, 1)
+    made.commit(made.select(), updated=True)
+    replacement = made.replace(2)
+    assert (replacement.group, replacement.version) == (6, 1)
+    assert [admission.group for admission in made.admit()] == [7, 8]
+
+
 def test_a_batch_without_update_makes_room_at_the_same_version():
     made = scheduler(groups_per_step=2)
     made.admit()

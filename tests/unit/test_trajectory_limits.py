@@ -153,8 +153,8 @@ class Stoppable(Environment):
         self.calls.append(("drop", None))
 
 
-def stopped_in_request(discard):
-    played = Played([segment(2, STOP)], Stoppable())
+def stopped_in_request(discard, *ids):
+    played = Played([segment(*ids)], Stoppable())
     generate = played._generate
 
     def stop_while_sampling(*request):
@@ -166,13 +166,18 @@ def stopped_in_request(discard):
 
 
 def test_a_stop_lets_the_request_end_and_the_environment_only_score():
-    played = stopped_in_request(discard=False)
+    played = stopped_in_request(False, 2, STOP)
     assert played.environment.calls[1:] == [("truncate", {"cause": "group_deadline", "unseen": [turn("2 0", 2, True)]})]
     assert played.outcome == ("group_deadline", -1.0) and played.trajectory.generated_tokens == 2
 
 
+def test_a_stop_is_the_cause_of_a_request_that_was_taken_back():
+    """It brings no tokens, and is no empty sample of the model's."""
+    assert stopped_in_request(False).outcome == ("group_deadline", -1.0)
+
+
 def test_a_discarded_trajectory_ends_with_its_request_and_asks_nobody():
-    played = stopped_in_request(discard=True)
+    played = stopped_in_request(True, 2, STOP)
     assert played.calls == ["reset"] and played.outcome == ("group_deadline", None)
     assert played.loop.discarded and played.trajectory.generated_tokens == 2
 
