@@ -17,8 +17,9 @@ def token_metrics(
 
     columns: float64 [M] each, entry i being the prediction at `order[i]` of the rows' arrays; `logprob`, and what there
     is of `ratio`, `clipped`, `capped_ratio`, `kl` and `entropy`. Ratios are over all generated tokens, capped ones over
-    those of an advantage, KL and entropy over trained ones; sampler against learner over those of age 0.
-    Infinite numbers count as the largest of float32. mismatch/kl estimates KL(sampler || learner) by the mean of rho - 1 - log rho (Schulman's k3: never negative).
+    those of an advantage, KL and entropy over trained ones; sampler against learner over those of age 0. Infinite
+    numbers count as the largest of float32. mismatch/kl estimates KL(sampler || learner) by the mean of
+    rho - 1 - log rho (Schulman's k3: never negative).
     """
     metrics: dict[str, float] = {}
     everything = np.ones(len(order), dtype=bool)
