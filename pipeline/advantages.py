@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import isfinite, sqrt
 from typing import Literal
 
+from pipeline.config_checks import is_finite_number, shown
 from pipeline.errors import ConfigError, ConfigTypeError, RunError
 
 Rewards = Sequence[Sequence[float | None]]
@@ -95,9 +96,9 @@ def _check(estimator: Advantage, choices: tuple[bool | str, ...]) -> None:
         )
     if standardize not in choices:
         raise ConfigError(f"{name}.standardize is {standardize!r}; it must be one of {', '.join(map(repr, choices))}.")
-    if isinstance(eps, bool) or not isinstance(eps, int | float) or not (isfinite(eps) and eps > 0):
+    if not is_finite_number(eps) or eps <= 0:
         raise ConfigError(
-            f"{name}.eps is {eps!r}; it bounds a deviation from below, so it must be a finite number above 0."
+            f"{name}.eps is {shown(eps)}; it bounds a deviation from below, so it must be a finite number above 0."
         )
 
 

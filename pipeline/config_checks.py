@@ -42,11 +42,11 @@ def check_integer(
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise ConfigError(
-            f"{label(owner, name)} is {value!r}; it counts {unit}, so it must be a whole number of at least {minimum}"
-            f"{' (or None)' if optional else ''}."
+            f"{label(owner, name)} is {shown(value)}; it counts {unit}, so it must be a whole number of at least "
+            f"{minimum}{' (or None)' if optional else ''}."
         )
     if value > maximum:
-        raise ConfigError(f"{label(owner, name)} is {value}; it counts {unit}, and may be at most {maximum:,}.")
+        raise ConfigError(f"{label(owner, name)} is {shown(value)}; it counts {unit}, and may be at most {maximum:,}.")
 
 
 def check_number(
@@ -70,26 +70,44 @@ def check_number(
         (at_most, "at most", lambda limit: value <= limit),
     ]
     rules = [rule for rule in rules if rule[0] is not None]
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or not all(holds(limit) for limit, _, holds in rules):
+    if not is_finite_number(value) or not all(holds(limit) for limit, _, holds in rules):
         bounds = " and ".join(f"{word} {limit:g}" for limit, word, _ in rules)
         raise ConfigError(
-            f"{label(owner, name)} is {value!r}; it must be a finite number {bounds}{' (or None)' if optional else ''}."
+            f"{label(owner, name)} is {shown(value)}; it must be a finite number {bounds}"
+            f"{' (or None)' if optional else ''}."
         )
+
+
+def is_finite_number(value: object) -> bool:
+    """Whether it is an int or float, no bool, that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False
+
+
+def shown(value: object) -> str:
+    """A value as a sentence shows it: its repr, cut where it is long."""
+    try:
+        return f"{value!r:.100}"
+    except ValueError:  # Python writes no whole number of more than 4300 digits
+        return f"a number of {value.bit_length()} bits"
 
 
 def check_choice(owner: object, name: str, choices: Sequence[str]) -> None:
     """Require one of a few names."""
     value = getattr(owner, name)
     if not isinstance(value, str) or value not in choices:
-        raise ConfigError(f"{label(owner, name)} is {value!r}; it must be one of {quoted(choices)}.")
+        raise ConfigError(f"{label(owner, name)} is {shown(value)}; it must be one of {quoted(choices)}.")
 
 
 def check_flag(owner: object, name: str) -> None:
     """Require a bool: 1 and "yes" are refused, since a flag that lifts a protection must be meant."""
     value = getattr(owner, name)
     if not isinstance(value, bool):
-        raise ConfigTypeError(f"{label(owner, name)} is {value!r}; it is a flag: write True or False.")
+        raise ConfigTypeError(f"{label(owner, name)} is {shown(value)}; it is a flag: write True or False.")
 
 
 def check_class(owner: object, name: str, classes: tuple[type, ...], *, optional: bool = False) -> None:
@@ -99,7 +117,7 @@ def check_class(owner: object, name: str, classes: tuple[type, ...], *, optional
         return
     if not isinstance(value, classes):
         names = " or ".join(f"rl.{cls.__name__}(...)" for cls in classes)
-        raise ConfigTypeError(f"{label(owner, name)} is {value!r}; give {names}.")
+        raise ConfigTypeError(f"{label(owner, name)} is {shown(value)}; give {names}.")
 
 
 def refuse_unknown(owner: type, config: type, names: Iterable[str]) -> None:

@@ -5,9 +5,10 @@ thread.
 import sys
 from typing import Any
 
+from pipeline.config_checks import shown
 from pipeline.dataset import why_not_plain
 from pipeline.env import Env, check_env_class
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, ConfigTypeError
 
 
 class EnvSource:
@@ -18,6 +19,8 @@ class EnvSource:
     """
 
     def __init__(self, env: type[Env] | str, arguments: dict[str, Any]) -> None:
+        if not isinstance(arguments, dict) or not all(isinstance(name, str) for name in arguments):
+            raise ConfigTypeError(f"env_arguments is {shown(arguments)}; give a dict from names to plain values.")
         why = why_not_plain(arguments)
         if why is not None:
             raise ConfigError(

@@ -171,7 +171,10 @@ def _why_not_found(module: str, function: str) -> str | None:
         search = list(spec.submodule_search_locations or [])
     if spec.origin is None or not spec.origin.endswith(".py"):
         return None  # a package without a file, or compiled: the learner will tell
-    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    try:
+        tree = ast.parse(Path(spec.origin).read_bytes())
+    except (OSError, SyntaxError, ValueError) as error:  # ValueError: bytes that no source file holds
+        return f"{spec.origin} can't be read as Python ({' '.join(str(error).split())})"
     names: set[str] = set()
     for node in ast.walk(tree):
         match node:

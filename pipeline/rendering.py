@@ -11,7 +11,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from pipeline.errors import ConfigError
+from pipeline.config_checks import shown
+from pipeline.errors import ConfigError, ConfigTypeError
 
 START = "<start>"  # opens a conversation that has no other markup
 END = "<end>"  # ends each turn of the model
@@ -71,6 +72,10 @@ def no_calls(words: list[str]) -> list[dict[str, Any]]:
 FindCalls = Callable[[list[str]], list[dict[str, Any]]]
 
 
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str) and value.split() == [value]
+
+
 class TinyChat:
     """The format of `model="tiny"`: one id per word, words separated by white space, a closed vocabulary.
 
@@ -82,6 +87,11 @@ class TinyChat:
     SPECIAL: tuple[str, ...] = (END, *MARKERS.values(), CUT)  # the words that no message may hold
 
     def __init__(self, words: Sequence[str], find_calls: FindCalls = no_calls) -> None:
+        if isinstance(words, str) or not isinstance(words, Sequence) or not all(map(_is_word, words)):
+            raise ConfigTypeError(
+                f"The tiny vocabulary is {shown(words)}. It is a list of words, each a text without white space. "
+                "Correct it."
+            )
         vocabulary = [*self.SPECIAL, *words]
         ids = {word: index for index, word in enumerate(vocabulary)}
         if len(ids) != len(vocabulary):
@@ -190,6 +200,11 @@ class TerseChat(TinyChat):
         cut_word: str | None = None,
     ) -> None:
         super().__init__(words, find_calls)
+        for name, given in (("stop_words", list(stop_words)), ("cut_word", [] if cut_word is None else [cut_word])):
+            if unknown := [word for word in given if word not in self._ids]:
+                raise ConfigError(
+                    f"TerseChat.{name} has {shown(unknown[0])}, which is not among its words. Add it there."
+                )
         self._stop_ids = tuple(self._ids[word] for word in stop_words)
         self._marker = cut_word
 

@@ -3,9 +3,10 @@
 from typing import Any
 
 from pipeline.config import Budget, KVCache, Schedule
-from pipeline.config_checks import refuse_unknown
+from pipeline.config_checks import refuse_unknown, shown
 from pipeline.env import Env
 from pipeline.environment_source import EnvSource
+from pipeline.errors import ConfigTypeError
 from pipeline.supervisor import Supervisor
 from pipeline.trainer_config import EngineConfig
 
@@ -29,8 +30,13 @@ class RolloutEngine:
         **options: Any,
     ) -> None:
         refuse_unknown(RolloutEngine, EngineConfig, options)
+        if not isinstance(model, Supervisor):
+            raise ConfigTypeError(f"model is {shown(model)}; give an rl.Supervisor.")
         self.model = model
-        self.env = EnvSource(env, env_arguments or {})
+        self.env = EnvSource(env, {} if env_arguments is None else env_arguments)
         self.config = EngineConfig(
-            schedule=schedule or Schedule(), budget=budget or Budget(), kv_cache=kv_cache or KVCache(), **options
+            schedule=Schedule() if schedule is None else schedule,
+            budget=Budget() if budget is None else budget,
+            kv_cache=KVCache() if kv_cache is None else kv_cache,
+            **options,
         )

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.active_run import ActiveRun
-from pipeline.config_checks import quoted
+from pipeline.config_checks import check_class, check_flag, check_integer, quoted, shown
 from pipeline.environment_source import EnvSource
-from pipeline.errors import ConfigError, RunError
+from pipeline.errors import ConfigError, ConfigTypeError, RunError
 from pipeline.events import EventLog
 from pipeline.rendering import ChatFormat
 from pipeline.run_spec import RunSpec
@@ -51,13 +51,23 @@ class Supervisor:
         if model != "tiny":
             raise ConfigError(f"model is {model!r}; only 'tiny' works for now, model directories aren't built yet.")
         self.device, self.num_samplers = resolve_devices(device, samplers)
-        self.chat = chat or TASKS["guess"].chat_format()
-        self.model_config = model_config or replace(TINY, vocab_size=self.chat.vocab_size)
+        self.chat = TASKS["guess"].chat_format() if chat is None else chat
+        if not isinstance(getattr(self.chat, "vocab_size", None), int):
+            raise ConfigTypeError(f"chat is {shown(chat)}; give a chat format, such as rl.TinyChat(...).")
+        self.model_config = replace(TINY, vocab_size=self.chat.vocab_size) if model_config is None else model_config
+        check_class(self, "model_config", (ModelConfig,))
+        if self.model_config.vocab_size < self.chat.vocab_size:
+            raise ConfigError(
+                f"model_config has a vocab_size of {self.model_config.vocab_size}, but chat writes ids up to "
+                f"{self.chat.vocab_size - 1}; make it at least {self.chat.vocab_size}."
+            )
         if not isinstance(dtype, str) or dtype not in ELEMENT_BYTES:
-            raise ConfigError(f"dtype is {dtype!r}; it must be one of {quoted(tuple(ELEMENT_BYTES))}.")
+            raise ConfigError(f"dtype is {shown(dtype)}; it must be one of {quoted(tuple(ELEMENT_BYTES))}.")
         self.dtype = dtype
         self.slots = slots
+        check_integer(self, "slots", minimum=1, unit="copies of the weights", optional=True)
         self.check_weights = check_weights
+        check_flag(self, "check_weights")
         self._pool = WorkerPool()
         # For a script that uses no `with`: at its exit, or when nobody holds this object any more.
         weakref.finalize(self, self._pool.close)

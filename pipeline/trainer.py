@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, aclosing, closing, nullcontext
@@ -10,7 +11,7 @@ from typing import Any
 
 from pipeline.advantages import Batchwise, GroupCentered
 from pipeline.config import Adam, ForwardBackwardBatch, GroupCompletion, Truncation
-from pipeline.config_checks import refuse_unknown, warn
+from pipeline.config_checks import refuse_unknown, shown, warn
 from pipeline.config_json import config_json
 from pipeline.dataset import check_rows, without_holdout
 from pipeline.errors import ConfigError, ConfigTypeError
@@ -60,6 +61,10 @@ class AsyncTrainer:
             raise ConfigTypeError(f"validate_batch is {validate_batch!r:.100}; give a function, or leave it out.")
         if evaluator is not None and not isinstance(evaluator, Evaluator):
             raise ConfigTypeError(f"evaluator is {evaluator!r:.100}; give an rl.Evaluator, or leave it out.")
+        if run_dir is not None and (
+            not isinstance(run_dir, str | os.PathLike) or not str(run_dir) or "\0" in str(run_dir)
+        ):
+            raise ConfigTypeError(f"run_dir is {shown(run_dir)}; name a directory, or leave it out.")
         refuse_unknown(AsyncTrainer, TrainerConfig, options)
         self.engine = engine
         self.config = TrainerConfig(

@@ -1,11 +1,14 @@
 """The shape of a decoder, as plain numbers, and where its tensors lie in a flat buffer. A leaf: no torch."""
 
 from dataclasses import asdict, dataclass, fields
-from math import isfinite, prod
+from math import prod
 from typing import Any
 
 from shm.errors import HeadwayError
 from shm.layout import Entry, WeightLayout
+
+MAX_COUNT = 2**31 - 1  # no tensor of a real model is longer
+SMALLEST_FLOAT, LARGEST_FLOAT = 2.0**-126, 2.0**127  # normal numbers of float32
 
 
 class ModelConfigError(HeadwayError, ValueError):
@@ -39,14 +42,22 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in _COUNTS:
             value = getattr(self, name)
-            if type(value) is not int or value < 1:
+            if type(value) is not int or not 1 <= value <= MAX_COUNT:
                 raise ModelConfigError(
-                    f"ModelConfig.{name} is {value!r}; it counts something, so give an integer >= 1."
+                    f"ModelConfig.{name} is {value!r:.100}; it counts something, so give an integer from 1 to "
+                    f"{MAX_COUNT:,}."
                 )
         for name in ("rope_theta", "rms_norm_eps"):
             value = getattr(self, name)
-            if not (isfinite(value) and value > 0):
-                raise ModelConfigError(f"ModelConfig.{name} is {value!r}; it must be finite and above 0.")
+            # As the learner's float32 has it: 0 there would make every norm or every rotation NaN.
+            if type(value) not in (int, float) or not SMALLEST_FLOAT <= value <= LARGEST_FLOAT:
+                raise ModelConfigError(
+                    f"ModelConfig.{name} is {value!r:.100}; it must be a finite number above 0, within float32."
+                )
+        for name in _FLAGS:
+            value = getattr(self, name)
+            if type(value) is not bool:
+                raise ModelConfigError(f"ModelConfig.{name} is {value!r:.100}; it is a flag: write True or False.")
         if self.num_heads % self.num_kv_heads:
             raise ModelConfigError(
                 f"ModelConfig has {self.num_heads} query heads and {self.num_kv_heads} key/value heads; each key/value "
@@ -82,6 +93,7 @@ class ModelConfig:
             ) from None
 
 
+_FLAGS = ("tie_embeddings", "qkv_bias", "qk_norm", "mlp_bias", "out_bias")
 _COUNTS = (
     "vocab_size",
     "hidden_size",

@@ -123,6 +123,9 @@ def test_skipped_targets_are_only_those_named():
         (lambda: Truncation(by_cause={"turn": "drop"}), ["'turn'", '"turns"']),
         (lambda: ForwardBackwardBatch(min_sequences=None, min_tokens=None), ["neither"]),
         (lambda: Adam(lr=True), ["Adam.lr", "True", "above 0"]),
+        (lambda: Adam(lr=10**400), ["Adam.lr", "finite number above 0"]),  # beyond every float
+        (lambda: GroupCentered(eps=10**400), ["GroupCentered.eps", "finite number above 0"]),
+        (lambda: Schedule(concurrency=10**5000), ["Schedule.concurrency", "a number of 16610 bits", "at most"]),
         (lambda: EngineConfig(schedule=3), ["RolloutEngine.schedule", "rl.Schedule(...)"]),
     ],
 )
@@ -132,3 +135,4 @@ def test_refusal_names_option_value_and_rule(make, names):
     for name in names:
         assert name in str(error.value)
     assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 400

@@ -144,6 +144,14 @@ def test_users_loss_is_found_without_importing_its_module(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "ok\n", "")
 
 
+@pytest.mark.parametrize("source", [b"def f(:", b'x = "\xff"', b"a\0b"], ids=["syntax", "encoding", "binary"])
+def test_module_that_is_no_python_is_refused(tmp_path, monkeypatch, source):
+    (tmp_path / "broken_losses.py").write_bytes(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(rl.ConfigError, match=r"broken_losses:f', but .*broken_losses\.py can't be read as Python"):
+        rl.CustomLoss("broken_losses:f", normalize="sum")
+
+
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [

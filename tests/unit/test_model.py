@@ -161,6 +161,11 @@ def test_initial_weights_keep_variances_whatever_the_width():
         ({"hidden_size": 8.0}, "hidden_size is 8.0"),
         ({"rope_theta": math.inf}, "rope_theta is inf"),
         ({"rms_norm_eps": 0.0}, "rms_norm_eps is 0.0"),
+        ({"rms_norm_eps": 1e-320}, "rms_norm_eps is 1e-320.*float32"),
+        ({"rope_theta": 10**400}, "rope_theta is 10000.*float32"),
+        ({"rope_theta": "10000"}, "rope_theta is '10000'"),
+        ({"qk_norm": 1}, "qk_norm is 1; it is a flag"),
+        ({"vocab_size": 10**14}, "vocab_size is 100000000000000; .* to 2,147,483,647"),
     ],
 )
 def test_a_config_that_does_not_fit_together_is_refused(change, found):
