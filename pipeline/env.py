@@ -21,6 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.config_checks import MAX_COUNT, shown
+from pipeline.dataset import why_not_plain
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.gather import gather_all
 from pipeline.tool_calls import run_tool_call
@@ -82,10 +84,10 @@ class TurnResult:
                 "Leave them out, or leave out done."
             )
         cap = self.max_turn_tokens
-        if cap is not None and (type(cap) is not int or cap < 1):
+        if cap is not None and (type(cap) is not int or not 1 <= cap <= MAX_COUNT):
             raise ConfigError(
-                f"TurnResult.max_turn_tokens is {cap!r}. It counts the tokens of the next turn, so it is an integer "
-                "of at least 1. Leave it out for no cap."
+                f"TurnResult.max_turn_tokens is {shown(cap)}. It counts the tokens of the next turn, so it is an "
+                f"integer from 1 to {MAX_COUNT:,}. Leave it out for no cap."
             )
 
 
@@ -206,19 +208,25 @@ class Env:
             texts = [await run_tool_call(self, traj, calls[0])]
         else:
             texts = await gather_all(*(run_tool_call(self, traj, call) for call in calls))
-        return [_tool_message(call.name, text, traj.max_tool_chars) for call, text in zip(calls, texts, strict=True)]
+        messages = [
+            {"role": "tool", "name": call.name, "content": text} for call, text in zip(calls, texts, strict=True)
+        ]
+        return [cut_tool_message(message, traj.max_tool_chars) for message in messages]
 
 
-def _tool_message(name: str, text: str, max_chars: int | None) -> Message:
-    if max_chars is None or len(text) <= max_chars:
-        return {"role": "tool", "name": name, "content": text}
-    return {"role": "tool", "name": name, "content": text[:max_chars], "cut": True}
+def cut_tool_message(message: Message, max_chars: int | None) -> Message:
+    """A tool's message with no more characters than that (None: any number), and marked if it had more; any other
+    message as it is.
+    """
+    if max_chars is None or message["role"] != "tool" or len(message["content"]) <= max_chars:
+        return message
+    return message | {"content": message["content"][:max_chars], "cut": True}
 
 
 def as_messages(value: Any, source: str) -> list[Message]:
     """Checked messages from what user code gave; `source` names it in the `ConfigTypeError`."""
     if isinstance(value, str):
-        return [{"role": "user", "content": value}]
+        value = [{"role": "user", "content": value}]
     if not isinstance(value, (list, tuple)):
         raise ConfigTypeError(
             f"{source} gave {type(value).__name__}. It gives a string (one user message) or a list of "
@@ -233,6 +241,12 @@ def as_messages(value: Any, source: str) -> list[Message]:
             raise ConfigTypeError(
                 f"{source} gave the message {message!r:.200}. A message is a dict with a role, one of "
                 f"{', '.join(ROLES)}, and a string as content. Correct it."
+            )
+        why = why_not_plain(message)
+        if why is not None:
+            raise ConfigTypeError(
+                f"{source} gave the message {message!r:.200}, which can't be sent ({why}). A message travels to "
+                "another process, so it holds plain values only. Correct it."
             )
     return list(value)
 

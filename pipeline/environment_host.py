@@ -16,9 +16,9 @@ from collections.abc import Callable
 from types import CoroutineType
 from typing import Any
 
-from pipeline.env import Env, TrajectoryView, TurnResult, as_messages
+from pipeline.env import Env, TrajectoryView, TurnResult, as_messages, cut_tool_message
 from pipeline.environment_values import catch_up, finite, mask_end_of
-from pipeline.tool_calls import failure_text
+from pipeline.tool_calls import failure_text, sendable
 from pipeline.tools import tools_of
 from workers.messages import EnvironmentCall, EnvironmentReply
 
@@ -206,7 +206,7 @@ class EnvironmentHost:
         result: dict[str, Any] = {}
         if outcome is not None and outcome.metrics:
             result["metrics"] = {
-                str(name): finite(value, f"metric {name!r}") for name, value in outcome.metrics.items()
+                sendable(str(name)): finite(value, f"metric {name!r}") for name, value in outcome.metrics.items()
             }
         tools = view.tool_records
         if outcome is None or outcome.done:
@@ -217,6 +217,7 @@ class EnvironmentHost:
             result["messages"], result["reward"] = None, reward
         else:
             messages = as_messages(outcome.messages, f"{self._name}.on_turn")
+            messages = [cut_tool_message(message, self._max_tool_chars) for message in messages]
             view.messages.extend(messages)
             episode.running = None
             result |= mask_end_of(view)

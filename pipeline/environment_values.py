@@ -4,7 +4,10 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from pipeline.config_checks import MAX_COUNT, shown
 from pipeline.env import ToolCall, TrajectoryView, Turn
+
+LARGEST_NUMBER = 1e100  # of a reward or metric: means and deviations square and sum what they are given
 
 
 def catch_up(view: TrajectoryView, entries: Iterable[dict[str, Any]]) -> None:
@@ -23,8 +26,11 @@ def mask_end_of(view: TrajectoryView) -> dict[str, int]:
     end = view.loss_mask_end
     if end is None:
         return {}
-    if isinstance(end, bool) or not isinstance(end, int) or end < 0:
-        raise TypeError(f"traj.loss_mask_end is {end!r}; it counts generated tokens, so it is an integer of at least 0")
+    if isinstance(end, bool) or not isinstance(end, int) or not 0 <= end <= MAX_COUNT:
+        raise TypeError(
+            f"traj.loss_mask_end is {shown(end)}; it counts generated tokens, so it is an integer from 0 to "
+            f"{MAX_COUNT:,}"
+        )
     return {"loss_mask_end": end}
 
 
@@ -45,11 +51,15 @@ def _assistant_message(turn: Turn) -> dict[str, Any]:
 
 
 def finite(value: Any, what: str) -> float:
-    """A finite float from a number of any kind (int, bool, numpy, a one-element tensor); text is no number."""
+    """A finite float from a number of any kind (int, bool, numpy, a one-element tensor); text is no number, and one
+    beyond LARGEST_NUMBER is a mistake.
+    """
     try:
         number = math.nan if isinstance(value, (str, bytes)) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
         raise ValueError(f"the {what} is {value!r:.80}, which is no finite number")
+    if abs(number) > LARGEST_NUMBER:
+        raise ValueError(f"the {what} is {number:g}; it must lie within ±{LARGEST_NUMBER:g}: scale it down")
     return number

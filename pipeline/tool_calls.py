@@ -37,7 +37,7 @@ def is_infrastructure(failure: BaseException) -> bool:
 
 def failure_text(failure: BaseException) -> str:
     """`Type: message` on one line, cut at 500 characters."""
-    text = " ".join(str(failure).split())
+    text = sendable(" ".join(str(failure).split()))
     text = f"{type(failure).__name__}: {text}" if text else type(failure).__name__
     return text if len(text) <= 500 else text[:497] + "..."
 
@@ -45,8 +45,13 @@ def failure_text(failure: BaseException) -> str:
 def as_text(result: Any) -> str:
     """What a tool returned, as the model reads it: a string as it is, None as nothing, anything else as JSON."""
     if isinstance(result, str):
-        return result
-    return "" if result is None else json.dumps(result, ensure_ascii=False)
+        return sendable(result)
+    return "" if result is None else sendable(json.dumps(result, ensure_ascii=False))
+
+
+def sendable(text: str) -> str:
+    """`text` with ? for what no message can carry: halves of a surrogate pair, which file names and JSON may hold."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 async def run_tool_call(env: Any, traj: Any, call: Any) -> str:
@@ -62,7 +67,7 @@ async def run_tool_call(env: Any, traj: Any, call: Any) -> str:
     try:
         text = await _answer(env, found, call)
     except ArgumentError as refused:
-        error = str(refused)
+        error = sendable(str(refused))
     except Exception as failure:  # a user's tool may raise anything; the model learns what
         if is_infrastructure(failure):
             raise

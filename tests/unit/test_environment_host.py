@@ -10,6 +10,7 @@ from environment_session import ROW, Quiz, reset, session
 
 from pipeline.env import TurnResult, tool
 from pipeline.errors import InfrastructureError
+from workers.messages import EnvironmentReplies, encode
 
 
 def test_reset_gives_messages_and_tool_schemas():
@@ -179,8 +180,8 @@ def test_whatever_user_code_raises_becomes_one_sentence_and_ends_the_environment
     assert num_episodes == 0 and num_closed == (method != "__init__")
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, None, "1.0", [], 10**400])
-def test_a_reward_that_is_no_finite_number_is_an_error(value):
+@pytest.mark.parametrize("value", [math.nan, math.inf, None, "1.0", [], 10**400, 1e200])
+def test_a_reward_that_is_no_number_to_reckon_with_is_an_error(value):
     class Odd(Quiz):
         def reward(self, traj, row):
             return value
@@ -205,6 +206,11 @@ def test_a_reward_that_is_no_finite_number_is_an_error(value):
         (lambda self, traj: "text", "on_turn gave str; it gives a TurnResult, or None"),
         (lambda self, traj: TurnResult([{"role": "user"}]), "Odd.on_turn gave the message"),
         (lambda self, traj: TurnResult([], metrics={"x": math.nan}), "the metric 'x' is nan"),
+        (lambda self, traj: TurnResult([], max_turn_tokens=10**40), "TurnResult.max_turn_tokens is 10000"),
+        (lambda self, traj: TurnResult([{"role": "user", "content": "a", "at": {1}}]), "which can't be sent (can not"),
+        (lambda self, traj: TurnResult("\ud800"), "which can't be sent ('utf-8' codec"),
+        (lambda self, traj: traj.rewrite([{"role": "user", "content": "a", 10**40: 1}]), "traj.rewrite gave the mess"),
+        (lambda self, traj: setattr(traj, "loss_mask_end", 10**40), "traj.loss_mask_end is 10000"),
     ],
 )
 def test_an_odd_turn_result_is_an_error(on_turn, fault):
@@ -214,7 +220,9 @@ def test_an_odd_turn_result_is_an_error(on_turn, fault):
         await reset(ask)
         return await ask("turn")
 
-    assert fault in session(env_class, steps).error
+    reply = session(env_class, steps)
+    assert fault in reply.error
+    encode(EnvironmentReplies([reply]), 0)
 
 
 def test_an_infrastructure_error_of_a_tool_names_the_tool():
@@ -252,6 +260,34 @@ def test_another_tool_error_is_text_for_the_model():
     reply = session(Clumsy, steps)
     assert reply.error is None and reply.result["messages"][0]["content"] == "error: RuntimeError: ouch"
     assert reply.tools[0].error == "RuntimeError: ouch"
+
+
+def test_text_that_no_message_can_carry_is_replaced():
+    """Halves of surrogate pairs come from file names and from JSON."""
+
+    class Lister(Quiz):
+        @tool
+        async def names(self, fails: int) -> list[str]:
+            if fails:
+                raise RuntimeError("no \ud800")
+            return ["a\udce4b"]
+
+        async def on_turn(self, traj):
+            return TurnResult(await self.call_tools(traj), metrics={"\ud800": 1.0})
+
+        def on_truncated(self, traj, row, cause):
+            raise ValueError("\ud800")
+
+    async def steps(ask, host):
+        await reset(ask)
+        turns = [await ask("turn", calls=[("names", {"fails": fails})]) for fails in (0, 1)]
+        return [*turns, await ask("truncate", cause="turns")]
+
+    listed, failed, truncated = session(Lister, steps)
+    encode(EnvironmentReplies([listed, failed, truncated]), 0)
+    assert listed.result["messages"][0]["content"] == '["a?b"]' and listed.result["metrics"] == {"?": 1.0}
+    assert failed.result["messages"][0]["content"] == "error: RuntimeError: no ?"
+    assert truncated.error.endswith("failed with ValueError: ?")
 
 
 def test_a_close_that_fails_does_not_touch_the_reward(caplog):

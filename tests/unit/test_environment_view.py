@@ -157,3 +157,17 @@ def test_an_endless_tool_result_is_cut_before_it_travels_and_says_so():
     far, near = session(Talkative, steps, max_tool_chars=100)
     assert far == {"role": "tool", "name": "look", "content": "é" * 100, "cut": True}
     assert near == {"role": "tool", "name": "look", "content": "ok"}
+
+
+def test_an_environments_own_tool_message_is_cut_there_too():
+    class Verbose(Quiz):
+        def on_turn(self, traj):
+            return TurnResult([{"role": role, "content": "x" * 5000} for role in ("tool", "user")])
+
+    async def steps(ask, host):
+        await reset(ask)
+        return (await ask("turn")).result["messages"]
+
+    result, other = session(Verbose, steps, max_tool_chars=100)
+    assert result == {"role": "tool", "content": "x" * 100, "cut": True}
+    assert other == user("x" * 5000)
