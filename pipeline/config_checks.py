@@ -30,6 +30,7 @@ def required(meaning: str) -> Any:
     return field(metadata={"meaning": meaning})
 
 
+MAX_NUMBER = 2.0**63  # a whole number must fit 64 bits on its way, a float the learner's float32
 MAX_COUNT = 2**31 - 1  # counts travel as 32-bit numbers, and nothing real needs more
 
 
@@ -76,6 +77,8 @@ def check_number(
             f"{label(owner, name)} is {shown(value)}; it must be a finite number {bounds}"
             f"{' (or None)' if optional else ''}."
         )
+    if abs(value) > MAX_NUMBER:
+        raise ConfigError(f"{label(owner, name)} is {shown(value)}; it may be at most {MAX_NUMBER:g}.")
 
 
 def is_finite_number(value: object) -> bool:

@@ -177,8 +177,8 @@ class TinyChat:
             if word not in self._ids:
                 of = "" if word == text else f" of {text!r:.200}"
                 raise ConfigError(
-                    f"The word {shown(word)}{of} is not among the {len(self._words)} words of the tiny model's vocabulary. "
-                    "Messages for it may hold only these. Add the word to the task's vocabulary."
+                    f"The word {shown(word)}{of} is not among the {len(self._words)} words of the tiny model's "
+                    "vocabulary. Messages for it may hold only these. Add the word to the task's vocabulary."
                 )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import inspect
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -57,8 +58,9 @@ class AsyncTrainer:
     ) -> None:
         if not isinstance(engine, RolloutEngine):
             raise ConfigTypeError(f"engine is {engine!r:.100}; give an rl.RolloutEngine.")
-        if validate_batch is not None and not callable(validate_batch):
-            raise ConfigTypeError(f"validate_batch is {validate_batch!r:.100}; give a function, or leave it out.")
+        # A coroutine would never be awaited, so its check would never run.
+        if validate_batch is not None and (not callable(validate_batch) or inspect.iscoroutinefunction(validate_batch)):
+            raise ConfigTypeError(f"validate_batch is {validate_batch!r:.100}; give a plain function, or leave it out.")
         if evaluator is not None and not isinstance(evaluator, Evaluator):
             raise ConfigTypeError(f"evaluator is {evaluator!r:.100}; give an rl.Evaluator, or leave it out.")
         if run_dir is not None and (

@@ -18,6 +18,7 @@ from pipeline.config import (
     Truncation,
 )
 from pipeline.config_checks import (
+    MAX_COUNT,
     check_choice,
     check_class,
     check_flag,
@@ -25,6 +26,7 @@ from pipeline.config_checks import (
     check_number,
     option,
     required,
+    shown,
     warn,
 )
 from pipeline.errors import ConfigError, ConfigTypeError
@@ -156,8 +158,10 @@ class TrainerConfig:
         """Refuse a number of steps that this dataset can't fill; dataset_rows is the number of training rows."""
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
             raise ConfigError(
-                f"steps is {steps!r}; it counts batches to train, so it must be a whole number of at least 1."
+                f"steps is {shown(steps)}; it counts batches to train, so it must be a whole number of at least 1."
             )
+        if steps > MAX_COUNT:
+            raise ConfigError(f"steps is {shown(steps)}; it counts batches to train, and may be at most {MAX_COUNT:,}.")
         if dataset_rows < 1:
             raise ConfigError("The dataset has no rows; give at least one.")
         possible = -(-dataset_rows // self.groups_per_step)

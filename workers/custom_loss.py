@@ -33,8 +33,9 @@ class CustomLoss:
         advantages = torch.where(mask, tokens.weights_M / torch.where(mask, tokens.scales_M, 1.0), 0.0)
         try:
             found = self._function(tokens.logprobs_M, tokens.behaviour_logprobs_M, advantages, mask, tokens.ages_M)
-        except Exception as error:  # a user's code may raise anything
-            raise LossError(f"The loss {self._path} raised {type(error).__name__}: {error}.") from error
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # a user's code may raise anything
+            said = " ".join(str(error).split())
+            raise LossError(f"The loss {self._path} raised {type(error).__name__}: {said}.") from error
         self._check(found, tokens.logprobs_M)
         losses = torch.where(mask, found, 0.0) * tokens.scales_M
         return TokenLosses(losses, torch.exp(tokens.logprobs_M.detach() - tokens.behaviour_logprobs_M))

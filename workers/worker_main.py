@@ -79,6 +79,8 @@ def main() -> None:
         trace = traceback.format_exc()
         print(trace, file=sys.stderr, flush=True)
         why = str(error) if isinstance(error, HeadwayError) else f"{type(error).__name__}: {error}"
+        # A user's text may hold half a surrogate pair, which no message can carry: ? instead.
+        why, trace = (text.encode("utf-8", "replace").decode("utf-8") for text in (why, trace))
         channel.send(Failed(why=why, details=trace, is_final=isinstance(error, HeadwayError)))
     channel.close()
     sys.stdout.flush()

@@ -9,6 +9,9 @@ from pipeline.tasks.guess import Guess
 from workers.model_config import TINY
 
 
+async def coroutine(trajectories, metrics): ...
+
+
 def make_engine(model=None, **options):
     return rl.RolloutEngine(rl.Supervisor(device="cpu") if model is None else model, env=Guess, **options)
 
@@ -45,6 +48,8 @@ def make_trainer(**options):
         (lambda: make_engine(env_arguments={1: 2}), r"env_arguments is {1: 2}; give a dict from names"),
         (lambda: make_engine(temprature=1.0), "RolloutEngine has no option temprature. Did you mean temperature?"),
         (lambda: make_trainer(group_sise=4), "AsyncTrainer has no option group_sise. Did you mean group_size?"),
+        (lambda: make_trainer(validate_batch=coroutine), "validate_batch is .*; give a plain function"),
+        (lambda: rl.run(make_trainer(), [{"number": 1}], 10**400), "steps is 1000.*at most 2,147,483,647"),
         (lambda: make_trainer(run_dir=5), "run_dir is 5; name a directory"),
         (lambda: make_trainer(run_dir=""), "run_dir is ''; name a directory"),
         (lambda: make_trainer(run_dir="a\0b"), "run_dir is .*; name a directory"),

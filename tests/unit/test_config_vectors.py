@@ -123,6 +123,9 @@ def test_skipped_targets_are_only_those_named():
         (lambda: Truncation(by_cause={"turn": "drop"}), ["'turn'", '"turns"']),
         (lambda: ForwardBackwardBatch(min_sequences=None, min_tokens=None), ["neither"]),
         (lambda: Adam(lr=True), ["Adam.lr", "True", "above 0"]),
+        (lambda: Adam(lr=1e300), ["Adam.lr", "1e+300", "at most"]),  # beyond float32, which the learner has
+        (lambda: PPO(normalize="sum", clip_low=10**30), ["PPO.clip_low", "at most"]),  # no message carries it
+        (lambda: EngineConfig(environment_timeout=10**300), ["RolloutEngine.environment_timeout", "at most"]),
         (lambda: Adam(lr=10**400), ["Adam.lr", "finite number above 0"]),  # beyond every float
         (lambda: GroupCentered(eps=10**400), ["GroupCentered.eps", "finite number above 0"]),
         (lambda: Schedule(concurrency=10**5000), ["Schedule.concurrency", "a number of 16610 bits", "at most"]),

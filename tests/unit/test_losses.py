@@ -1,6 +1,7 @@
 """Losses and their gradients, computed in float32, against the formulas written plainly in float64."""
 
 import math
+import sys
 from dataclasses import replace
 
 import pytest
@@ -295,6 +296,7 @@ def test_a_users_loss_sees_each_tokens_advantage_mask_and_age(monkeypatch):
         (lambda p, q, a, m, s: -p.detach() * a, "without gradient; it must be differentiable"),
         (lambda p, q, a, m, s: p.no_such_method(), "raised AttributeError: .*no_such_method"),
         (lambda p, q: -p, "raised TypeError"),
+        (lambda p, q, a, m, s: sys.exit(3), "raised SystemExit: 3."),
     ],
 )
 def test_a_users_loss_that_breaks_its_rules_is_named(function, found, monkeypatch):
@@ -302,6 +304,15 @@ def test_a_users_loss_that_breaks_its_rules_is_named(function, found, monkeypatc
     tokens = make_tokens(token_logprobs(scores.requires_grad_(True), targets, 1.0))
     with pytest.raises(LossError, match=rf"^The loss {__name__}:candidate .*{found}"):
         custom(function, monkeypatch)(tokens)
+
+
+def test_what_a_users_loss_raises_is_told_in_one_line(monkeypatch):
+    def broken(p, q, a, m, s):
+        raise ValueError("first\nsecond")
+
+    scores, targets = make_logits()
+    with pytest.raises(LossError, match="raised ValueError: first second.$"):
+        custom(broken, monkeypatch)(make_tokens(token_logprobs(scores.requires_grad_(True), targets, 1.0)))
 
 
 @pytest.mark.parametrize(
