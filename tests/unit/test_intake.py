@@ -1,0 +1,101 @@
+"""Which finished groups are given up for their equal rewards, and when too many of them end the run."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline.config import Adam, GroupCompletion, Truncation
+from pipeline.errors import RunError
+from pipeline.intake import Intake
+from pipeline.losses import CISPO
+from pipeline.schedule import Scheduler, ScheduleRules
+from pipeline.trainer_config import EngineConfig, TrainerConfig
+from pipeline.trajectory import Group, Span, Trajectory
+
+
+class Rollouts:
+    """Takes what is admitted; the test delivers."""
+
+    def __init__(self):
+        self.completed = asyncio.Queue()
+        self.started = []
+        self.deliver = None
+
+    def start(self, admissions):
+        self.started += [admission.group for admission in admissions]
+
+    def interrupt(self, error):
+        self.completed.put_nowait(error)
+
+
+class Play:
+    """An intake that has admitted two groups, of a run that replaces those of equal rewards."""
+
+    def __init__(self, **options):
+        config = TrainerConfig(
+            engine=EngineConfig(),
+            optimizer=Adam(lr=1e-3),
+            loss=CISPO(normalize="token"),
+            groups_per_step=2,
+            max_staleness=0,
+            zero_variance="replace",
+            **({"completion": GroupCompletion(mode="wait")} | options),
+        )
+        rules = ScheduleRules(groups_per_step=2, group_size=4, max_staleness=0, steps=9, num_rows=9)
+        self.events = []
+        run = SimpleNamespace(
+            ledger=SimpleNamespace(write_reservations=lambda epoch, reservations: None),
+            events=SimpleNamespace(log=lambda event, **fields: self.events.append((event, fields.get("group")))),
+        )
+        self.rollouts = Rollouts()
+        self.intake = Intake(config, run, Scheduler(rules), self.rollouts)
+        self.intake.admit()
+
+    def deliver(self, index, rewards, causes=(None,) * 4):
+        spans = [Span("prompt", [1]), Span("generated", [2], 0, 0, [-1.0])]
+        members = [
+            Trajectory(index, member, index, spans, reward, truncated=cause)
+            for member, (reward, cause) in enumerate(zip(rewards, causes, strict=True))
+        ]
+        self.rollouts.deliver(Group(index, index, 0, members))
+
+    @property
+    def filtered(self):
+        return [group for event, group in self.events if event == "filtered"]
+
+
+@pytest.mark.parametrize(
+    ("usable", "is_given_up"),
+    [([0.5, 0.5, 0.5], True), ([0.5, 0.5, 0.25], False), ([0.5, 0.5], False), ([0.5], False), ([], True)],
+)
+def test_a_group_with_too_few_rewards_for_its_own_baseline_is_kept_for_that_of_its_batch(usable, is_given_up):
+    """min_members is 3; members that are cut short count in no baseline."""
+    play = Play(
+        completion=GroupCompletion(mode="wait", min_members=3),
+        truncation=Truncation(train="drop_and_exclude_from_baseline"),
+        allow_trajectory_loss=True,
+    )
+    missing = 4 - len(usable)
+    play.deliver(0, [*usable, *[0.5] * missing], [*[None] * len(usable), *["turns"] * missing])
+    assert play.filtered == ([0] if is_given_up else [])
+    assert play.intake.depth == (not is_given_up)
+    assert play.rollouts.started == ([0, 1, 2] if is_given_up else [0, 1])
+
+
+@pytest.mark.parametrize("kept_between", [False, True])
+def test_only_groups_given_up_one_after_another_end_the_run(monkeypatch, kept_between):
+    monkeypatch.setattr("pipeline.intake.MAX_GIVEN_UP", 1)
+    monkeypatch.setattr("pipeline.intake.MAX_GIVEN_UP_BATCHES", 2)
+    play = Play()
+    for index in (0, 2, 3):
+        play.deliver(index, [0.5] * 4)
+    if kept_between:
+        play.deliver(1, [0.0, 1.0, 0.5, 0.5])
+        assert play.intake.get_nowait().group == 1
+    play.deliver(4, [0.5] * 4)
+    assert play.filtered == [0, 2, 3, 4]
+    if kept_between:
+        assert play.intake.empty
+    else:
+        assert isinstance(error := play.intake.get_nowait(), RunError) and "4 groups in a row" in str(error)
