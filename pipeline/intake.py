@@ -118,10 +118,11 @@ class Intake:
         self._start([] if admission is None else [admission])
         if self._in_a_row >= self._limit:
             failed, filtered = self.given_up["failed"], self.given_up["filtered"]
+            look_at = "environment's errors (logs/)" if event == "failed" else "task's rewards"
             self.close(
                 RunError(
                     f"{self._in_a_row} groups in a row were given up and none was kept ({failed} failed and {filtered} "
-                    f"had equal rewards so far), so nothing can be trained; look at the task's rewards. The last: "
+                    f"had equal rewards so far), so nothing can be trained; look at the {look_at}. The last: "
                     f"group {group}: {cause}"
                 )
             )
