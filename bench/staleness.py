@@ -1,6 +1,6 @@
 """How much staleness pays: speed and held-out reward of `guess` with max_staleness 0, 1, 2 and 4.
 
-    python -m bench.staleness > staleness.txt
+    python -m bench.staleness --steps 500 --seeds 2 --tool-latency lognormal:10:1.0 > staleness.txt
     tail -1 staleness.txt > bench/results/staleness-cpu-2cores.json && make docs     # the table of docs/async.md
 
 Every seed trains once with each bound: the recipe of run.py, equal steps, rows, first weights and tool latency. With
@@ -11,8 +11,8 @@ favours none. Every run's events.jsonl is audited, and a finding ends the bench 
 Speeds, waits and ages are those of bench/async_vs_sync.py, held-out reward its final evaluation: mean reward of
 held-out games under the last policy, at the training temperature.
 
-With the defaults this takes about an hour on two idle cores. Exit codes: 0 done, 1 a run or its audit failed, 2 bad
-options, 130 Ctrl-C. The last line on stdout is JSON with every number; progress goes to stderr.
+These options take a quarter of an hour on two idle cores, the defaults over an hour. Exit codes: 0 done, 1 a run or its
+audit failed, 2 bad options, 130 Ctrl-C. The last line on stdout is JSON with every number; progress goes to stderr.
 """
 
 import asyncio

@@ -68,7 +68,11 @@ def options_page(page: str) -> str:
 def async_page(page: str) -> str:
     """docs/async.md with its measured table renewed."""
     result = json.loads(STALENESS_RESULT.read_text(encoding="utf-8")) if STALENESS_RESULT.exists() else None
-    return renewed(page, docs_section(result, STALENESS_COMMAND))
+    command = STALENESS_COMMAND
+    if result is not None:
+        names = ("steps", "seeds", "tool_latency")
+        command += "".join(f" --{name.replace('_', '-')} {result['options'][name]}" for name in names)
+    return renewed(page, docs_section(result, command))
 
 
 def metrics_page(page: str) -> str:
