@@ -244,7 +244,7 @@ class ActiveRun:
         return call
 
     def _retired(self, version: int) -> None:
-        """Nobody holds `version` any more: samplers may let go of its weights and KV."""
+        """Nobody holds `version` any more: samplers may let go of its weights and shared prompts."""
         for sampler in self.samplers:
             sampler.release_version(version)
 
