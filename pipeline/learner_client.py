@@ -4,9 +4,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from pipeline.errors import RunError
+from pipeline.rows import Rows
 from shm.queue import QueueProducer
 from workers.messages import Consumed, ForwardBackward, GradientsDone, Message, OptimStep, Published
 from workers.transfer import Outbox
@@ -25,40 +24,21 @@ class LearnerClient:
         self._failure: Exception | None = None
 
     async def forward_backward(
-        self,
-        batch: int,
-        *,
-        lengths: np.ndarray,
-        tokens: np.ndarray,
-        weights: np.ndarray,
-        scales: np.ndarray,
-        behaviour_logprobs: np.ndarray,
-        versions: np.ndarray,
-        zero_gradients: bool = True,
+        self, batch: int, rows: Rows, *, zero_gradients: bool
     ) -> asyncio.Future[dict[str, float]]:
-        """Send rows (see `ForwardBackward`), the whole batch or one chunk of it; the future is done, with the learner's
-        metrics, when their gradients are.
+        """Send rows, the whole batch or one chunk of it; the future is done, with the learner's metrics, when their
+        gradients are.
         """
         self._check_alive()
-        parts = [
-            np.ascontiguousarray(array, dtype=kind)
-            for array, kind in (
-                (lengths, np.int32),
-                (tokens, np.int32),
-                (weights, np.float32),
-                (scales, np.float32),
-                (behaviour_logprobs, np.float32),
-                (versions, np.int32),
-            )
-        ]
+        parts = rows.payload()
         future = asyncio.get_running_loop().create_future()
         self._gradients.append(future)
         position = await self._outbox.put(*parts)
         self._send(
             ForwardBackward(
                 batch=batch,
-                num_rows=len(parts[0]),
-                num_tokens=len(parts[1]),
+                num_rows=rows.num_rows,
+                num_tokens=rows.num_tokens,
                 position=position,
                 length=sum(part.nbytes for part in parts),
                 zero_gradients=zero_gradients,

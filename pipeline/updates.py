@@ -55,17 +55,7 @@ class Updates:
         """
         while self._pending and (len(self._pending) >= MAX_PENDING or self._pending[0].done()):
             await self._pending.popleft()
-        lengths, tokens, weights, scales, behaviour_logprobs, versions = rows.payload()
-        future = await self._run.learner.forward_backward(
-            batch,
-            lengths=lengths,
-            tokens=tokens,
-            weights=weights,
-            scales=scales,
-            behaviour_logprobs=behaviour_logprobs,
-            versions=versions,
-            zero_gradients=not self._chunks,
-        )
+        future = await self._run.learner.forward_backward(batch, rows, zero_gradients=not self._chunks)
         self._chunks.append((future, Counts.of(rows)))
         self._pending.append(future)
 

@@ -97,6 +97,9 @@ def test_chunks_times_their_factor_weigh_what_the_whole_batch_does(normalize, st
     chunks, rest, training, whole = streamed(groups, ROWS, [3, 6, 0, 5, 1, 4, 2], normalize, standardize)
     parts = [rows for part in chunks for rows in part] + rest
     assert len(parts) > 2
+    for rows in (*parts, whole.rows):  # as they are, they go into the queue
+        assert [array.dtype.name for array in rows.payload()] == ["int32"] * 2 + ["float32"] * 3 + ["int32"]
+        assert all(array.flags.c_contiguous for array in rows.payload())
     sent = split_by_group(join(parts))
     expected = split_by_group(whole.rows)
     assert set(sent) == set(expected)

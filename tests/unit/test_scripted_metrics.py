@@ -39,7 +39,7 @@ LEARNER = {
 class PlayedLearner:
     """Takes its time, and says what it was made to say."""
 
-    async def forward_backward(self, batch, **rows):
+    async def forward_backward(self, batch, rows, *, zero_gradients):
         future = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().call_later(GRADIENT_SECONDS, future.set_result, dict(LEARNER))
         return future
