@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakMethod
 
-from pipeline.environment_client import EnvironmentClient
-from pipeline.environment_source import EnvSource
-from pipeline.environment_thread import EnvironmentThread
+from pipeline.environments.client import EnvironmentClient
+from pipeline.environments.source import EnvSource
+from pipeline.environments.thread import EnvironmentThread
 from pipeline.errors import RunError
 from pipeline.events import EventLog
 from pipeline.gather import gather_all
@@ -64,7 +64,7 @@ class ActiveRun:
             pool.handle("sampler", i, "workers.sampler", spec.sampler_threads) for i in range(spec.num_samplers)
         ]
         self._environment_handles = [
-            pool.handle("environment", i, "pipeline.environment_process", 1) for i in range(num_environment_processes)
+            pool.handle("environment", i, "pipeline.environments.process", 1) for i in range(num_environment_processes)
         ]
         self.learner = LearnerClient(self._learner_handle.send, self._blocks.batches)
         self.environments: EnvironmentClient | None = None

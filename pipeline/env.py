@@ -23,9 +23,9 @@ from typing import Any
 
 from pipeline.config_checks import MAX_COUNT, shown
 from pipeline.dataset import why_not_plain
+from pipeline.environments.tool_calls import run_tool_call
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.gather import gather_all
-from pipeline.tool_calls import run_tool_call
 from pipeline.tools import tool, tools_of
 from workers.messages import ToolRecord
 

@@ -5,7 +5,7 @@ from typing import Any
 from pipeline.config import Budget, KVCache, Schedule
 from pipeline.config_checks import refuse_unknown, shown
 from pipeline.env import Env
-from pipeline.environment_source import EnvSource
+from pipeline.environments.source import EnvSource
 from pipeline.errors import ConfigTypeError
 from pipeline.supervisor import Supervisor
 from pipeline.trainer_config import EngineConfig

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.active_run import ActiveRun
 from pipeline.config_checks import check_class, check_flag, check_integer, quoted, shown
-from pipeline.environment_source import EnvSource
+from pipeline.environments.source import EnvSource
 from pipeline.errors import ConfigError, ConfigTypeError, RunError
 from pipeline.events import EventLog
 from pipeline.rendering import ChatFormat

@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.budget import next_request_tokens, tokens_left
 from pipeline.config import Budget
-from pipeline.environment_client import Dropped, EnvironmentHandle
+from pipeline.environments.client import Dropped, EnvironmentHandle
 from pipeline.errors import TrajectoryError
 from pipeline.rendering import ChatFormat
 from pipeline.sampler_client import SegmentResult

@@ -13,7 +13,7 @@ from workers.devices import count_gpus, torch_has_cuda
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 MARK = "HEADWAY_TEST"  # environment variable that every process started in a test inherits
-ROLES = ("workers.sampler", "workers.learner", "pipeline.environment_process")
+ROLES = ("workers.sampler", "workers.learner", "pipeline.environments.process")
 PATIENCE_SECONDS = 5.0  # within which processes must be gone after their supervisor
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).parent.parent.parent
-WORKERS = ("workers.learner", "workers.sampler", "pipeline.environment_process")
+WORKERS = ("workers.learner", "workers.sampler", "pipeline.environments.process")
 SMALL = ("--groups-per-step", "2", "--group-size", "4")  # quick, and enough for every code path
 PATIENCE_SECONDS = 60.0  # bound on every wait here; nothing is decided by it but how a failure looks
 

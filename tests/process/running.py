@@ -13,7 +13,7 @@ from pipeline.metrics import METRICS, metric_of
 from pipeline.tasks import guess
 from shm.block import Block
 
-ROLES = ("workers.sampler", "workers.learner", "pipeline.environment_process")
+ROLES = ("workers.sampler", "workers.learner", "pipeline.environments.process")
 
 
 def make_trainer(
@@ -105,9 +105,7 @@ def worker_processes(parent=None):
     found = []
     for process in psutil.process_iter(["cmdline", "ppid", "status"]):
         words = process.info["cmdline"] or []
-        is_worker = any(
-            word in ("workers.sampler", "workers.learner", "pipeline.environment_process") for word in words
-        )
+        is_worker = any(word in ROLES for word in words)
         if is_worker and process.info["status"] != psutil.STATUS_ZOMBIE and parent in (None, process.info["ppid"]):
             found.append(process)
     return found

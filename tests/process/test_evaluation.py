@@ -9,7 +9,7 @@ import pytest
 from running import audit, events_of, make_trainer
 
 import pipeline as rl
-from pipeline.environment_client import EnvironmentClient
+from pipeline.environments.client import EnvironmentClient
 from pipeline.json_lines import JsonLines
 from pipeline.tasks import guess
 

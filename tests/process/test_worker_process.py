@@ -31,7 +31,7 @@ from workers.process import WorkerProcess
 
 workers = [
     WorkerProcess(module, f"ipc://{sys.argv[1]}/{index}", 0, f"{sys.argv[1]}/{index}.log")
-    for index, module in enumerate(("pipeline.environment_process", "workers.sampler", "workers.learner"))
+    for index, module in enumerate(("pipeline.environments.process", "workers.sampler", "workers.learner"))
 ]
 print(*(worker.pid for worker in workers), flush=True)
 time.sleep(3600)
@@ -84,7 +84,7 @@ class Worker:
 
     def __init__(self, directory, context):
         self.link = SupervisorLink(context, f"ipc://{directory}/link", 4, "environment 0")
-        self.process = WorkerProcess("pipeline.environment_process", self.link.endpoint, 4, f"{directory}/first.log")
+        self.process = WorkerProcess("pipeline.environments.process", self.link.endpoint, 4, f"{directory}/first.log")
 
     def exchange(self, *sent, until=Ready):
         return exchange(self.link, until, *sent)
@@ -126,7 +126,7 @@ def reset(name):
 
 def test_worker_has_a_session_of_its_own_and_is_deaf_to_sigint(worker, loud, tmp_path):
     hello = worker.exchange(until=Hello)
-    assert (hello.role, hello.pid) == ("pipeline.environment_process", worker.process.pid)
+    assert (hello.role, hello.pid) == ("pipeline.environments.process", worker.process.pid)
     assert os.getsid(hello.pid) == hello.pid != os.getsid(0)
     for _ in range(3):
         os.kill(hello.pid, signal.SIGINT)
@@ -174,7 +174,7 @@ def test_start_from_a_side_thread_is_refused_in_one_sentence(directory):
 
     def start():
         try:
-            WorkerProcess("pipeline.environment_process", f"ipc://{directory}/link", 0, f"{directory}/log").close()
+            WorkerProcess("pipeline.environments.process", f"ipc://{directory}/link", 0, f"{directory}/log").close()
         except ChannelError as error:
             errors.append(str(error))
 
@@ -182,7 +182,7 @@ def test_start_from_a_side_thread_is_refused_in_one_sentence(directory):
     thread.start()
     thread.join()
     assert errors == [
-        "pipeline.environment_process would be started from the thread 'notebook', and die with it; "
+        "pipeline.environments.process would be started from the thread 'notebook', and die with it; "
         "run the trainer in the main thread."
     ]
     assert os.listdir(directory) == []
@@ -195,7 +195,7 @@ def test_modules_of_the_current_directory_are_not_imported(directory, tmp_path, 
     context = zmq.Context()
     worker = Worker(directory, context)
     try:
-        assert worker.exchange(until=Hello).role == "pipeline.environment_process"
+        assert worker.exchange(until=Hello).role == "pipeline.environments.process"
     finally:
         worker.process.close()
         worker.link.close()

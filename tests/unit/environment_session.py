@@ -3,7 +3,7 @@
 import asyncio
 
 from pipeline.env import Env, tool
-from pipeline.environment_host import EnvironmentHost
+from pipeline.environments.host import EnvironmentHost
 from workers.messages import EnvironmentCall
 
 ROW = {"answer": "yes"}

@@ -9,7 +9,7 @@ import asyncio
 from types import SimpleNamespace
 
 from pipeline.config import Budget, GroupCompletion, Schedule
-from pipeline.environment_client import EnvironmentClient
+from pipeline.environments.client import EnvironmentClient
 from pipeline.rendering import ParsedTurn
 from pipeline.rollout_log import RolloutLog
 from pipeline.rollouts import Rollouts

@@ -7,9 +7,9 @@ import time
 import pytest
 
 from pipeline.env import Env, ToolCall, TrajectoryView, Turn, TurnResult, as_messages, check_env_class, tool
+from pipeline.environments.tool_calls import is_infrastructure
+from pipeline.environments.tool_threads import ToolThreads
 from pipeline.errors import ConfigError, ConfigTypeError, InfrastructureError
-from pipeline.tool_calls import is_infrastructure
-from pipeline.tool_threads import ToolThreads
 
 
 class Shop(Env):
@@ -241,7 +241,7 @@ def test_a_tool_thread_outlives_a_loop_that_closed_before_its_answer():
 
 
 def test_tool_threads_end_after_idling(monkeypatch):
-    monkeypatch.setattr("pipeline.tool_threads.IDLE_SECONDS", 0.01)
+    monkeypatch.setattr("pipeline.environments.tool_threads.IDLE_SECONDS", 0.01)
     threads = ToolThreads()
 
     async def run():

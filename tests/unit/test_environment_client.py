@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from pipeline.environment_client import Dropped, EnvironmentClient
+from pipeline.environments.client import Dropped, EnvironmentClient
 from pipeline.errors import RunError, TrajectoryError
 from workers.messages import EnvironmentReplies, EnvironmentReply, Environments, encode
 

@@ -8,7 +8,6 @@ import threading
 import pytest
 from environment_session import ROW, Quiz, reset, session
 
-from pipeline import environment_host
 from pipeline.env import TurnResult, tool
 from pipeline.errors import InfrastructureError
 from workers.messages import EnvironmentReplies, encode
@@ -266,7 +265,7 @@ def test_another_tool_error_is_text_for_the_model():
 def test_text_that_no_message_can_carry_is_replaced(monkeypatch):
     """Halves of surrogate pairs come from file names and from JSON."""
     # The log keeps such text as it is. pytest's record of it could not be sent between two test processes.
-    monkeypatch.setattr(environment_host._log, "disabled", True)
+    monkeypatch.setattr("pipeline.environments.host._log.disabled", True)
 
     class Lister(Quiz):
         @tool

@@ -8,8 +8,8 @@ from collections import deque
 import pytest
 
 from pipeline.env import WRAP_UP
-from pipeline.environment_host import EnvironmentHost
-from pipeline.environment_process import Server, load_env_class, serve
+from pipeline.environments.host import EnvironmentHost
+from pipeline.environments.process import Server, load_env_class, serve
 from pipeline.errors import ConfigError, ConfigTypeError, RunError
 from pipeline.tasks.guess import Guess
 from workers.messages import Consumed, EnvironmentCall, EnvironmentReplies, Environments, Ready, Start, Stop

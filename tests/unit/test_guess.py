@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from pipeline.environment_host import EnvironmentHost
-from pipeline.environment_process import load_env_class
+from pipeline.environments.host import EnvironmentHost
+from pipeline.environments.process import load_env_class
 from pipeline.errors import ConfigError
 from pipeline.rendering import START
 from pipeline.tasks import TASKS, guess

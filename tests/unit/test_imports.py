@@ -15,7 +15,7 @@ ALL_FILES = FILES + sorted(path for folder in ("bench", "tests") for path in (RO
 WITHOUT_TORCH = [
     "pipeline",
     "pipeline.cli",
-    "pipeline.environment_process",
+    "pipeline.environments.process",
     "pipeline.launch",
     "shm.block",
     "shm.errors",

@@ -7,9 +7,9 @@ import urllib.error
 from collections.abc import Callable
 from typing import Any
 
+from pipeline.environments.tool_threads import TOOL_THREADS
 from pipeline.errors import InfrastructureError
 from pipeline.tool_schema import ArgumentError
-from pipeline.tool_threads import TOOL_THREADS
 from pipeline.tools import ToolSpec, find_tool, tools_of
 from workers.messages import ToolRecord
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 
 from pipeline.env import Env
-from pipeline.environment_host import LOGGER, EnvironmentHost
+from pipeline.environments.host import LOGGER, EnvironmentHost
 from workers.messages import EnvironmentReplies, EnvironmentReply, Environments, Message
 
 CLOSE_SECONDS = 10.0

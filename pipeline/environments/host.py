@@ -17,8 +17,8 @@ from types import CoroutineType
 from typing import Any
 
 from pipeline.env import Env, TrajectoryView, TurnResult, as_messages, cut_tool_message
-from pipeline.environment_values import catch_up, finite, mask_end_of
-from pipeline.tool_calls import failure_text, sendable
+from pipeline.environments.tool_calls import failure_text, sendable
+from pipeline.environments.values import catch_up, finite, mask_end_of
 from pipeline.tools import tools_of
 from workers.messages import EnvironmentCall, EnvironmentReply
 

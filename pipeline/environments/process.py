@@ -13,9 +13,9 @@ import sys
 from typing import Any, Protocol
 
 from pipeline.env import Env, check_env_class
-from pipeline.environment_host import EnvironmentHost
+from pipeline.environments.host import EnvironmentHost
+from pipeline.environments.tool_calls import failure_text
 from pipeline.errors import ConfigError, RunError
-from pipeline.tool_calls import failure_text
 from workers.messages import EnvironmentReplies, EnvironmentReply, Environments, Message, Ready, Start, Stop
 
 
