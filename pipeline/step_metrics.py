@@ -33,7 +33,7 @@ class StepMetrics:
         self._waits = waits
         self._counters = counters
         self._time_account = time_account
-        self._worker_times = WorkerTimes(run.ledger, run.ledger_rows)
+        self._worker_times = WorkerTimes(run.ledger, run.workers.ledger_rows)
         self._restarts_told = 0
         self._given_up_told: Counter[str] = Counter()
 
@@ -60,7 +60,7 @@ class StepMetrics:
             "sampling/ready_prompts": sum(sampler.num_waiting for sampler in self._run.samplers),
             **self._time_account.take(),
             **self._worker_times.take(),
-            **memory_metrics(self._run.pids),
+            **memory_metrics(self._run.workers.pids),
         }
 
 

@@ -116,7 +116,7 @@ async def stop_sampler_in_mid_reply(model):
     while True:
         await until(lambda: any(request.group == 0 for client in run.samplers for request in client._sent.values()))
         (client,) = [one for one in run.samplers if any(request.group == 0 for request in one._sent.values())]
-        pid = run._sampler_handles[client.index].pid
+        pid = run.workers.samplers[client.index].pid
         os.kill(pid, signal.SIGSTOP)
         try:
             await asyncio.sleep(0.02)  # what it had answered already arrives

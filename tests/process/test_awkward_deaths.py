@@ -61,7 +61,7 @@ def test_learner_that_dies_between_two_steps_is_not_waited_for(tmp_path):
                     run = model._run
                     while trainer._run._loop._rollouts.completed.qsize() < 8:  # all that are admitted
                         await asyncio.sleep(0.01)
-                    os.kill(run._learner_handle.pid, signal.SIGKILL)
+                    os.kill(run.workers.learner.pid, signal.SIGKILL)
                     while run.failure is None:
                         await asyncio.sleep(0.01)
 

@@ -104,7 +104,7 @@ def test_training_goes_on_beside_an_evaluation_and_waits_when_the_next_is_due(mo
 def test_sampler_killed_during_an_evaluation_costs_no_result(model, tmp_path):
     def kill(step):
         if step.n == 1:
-            os.kill(model._run._sampler_handles[0].pid, signal.SIGKILL)
+            os.kill(model._run.workers.samplers[0].pid, signal.SIGKILL)
         if step.n == 3:
             (tmp_path / "go").touch()
 

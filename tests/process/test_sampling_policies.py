@@ -144,7 +144,7 @@ def completions(model, run_dir, monkeypatch, seed, kills=False):
     async def kill_one():
         while model._run is None or not model._run.samplers[0]._sent:
             await asyncio.sleep(0.002)
-        pid = model._run._sampler_handles[0].pid
+        pid = model._run.workers.samplers[0].pid
         os.kill(pid, signal.SIGSTOP)
         assert model._run.samplers[0]._sent, "nothing was with it"
         os.kill(pid, signal.SIGKILL)

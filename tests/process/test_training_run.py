@@ -171,7 +171,7 @@ def test_sampler_killed_in_mid_segment_is_restarted_and_nothing_is_lost(model, t
         async for step in trainer.run(ROWS, steps=12):
             if step.n in (2, 6):
                 sampler = model._run.samplers[0]
-                pid = model._run._sampler_handles[0].pid
+                pid = model._run.workers.samplers[0].pid
                 os.kill(pid, signal.SIGSTOP)  # so that requests are with it when it dies
                 for _ in range(500):
                     await asyncio.sleep(0.01)
@@ -192,7 +192,7 @@ def test_dead_learner_ends_the_run_with_one_sentence(tmp_path):
         trainer = make_trainer(model, tmp_path / "run")
         with pytest.raises(WorkerDied, match=r"learner 0 \(pid \d+\) was killed by SIGKILL"):
             rl.run(
-                trainer, ROWS, steps=50, on_step=lambda step: os.kill(model._run._learner_handle.pid, signal.SIGKILL)
+                trainer, ROWS, steps=50, on_step=lambda step: os.kill(model._run.workers.learner.pid, signal.SIGKILL)
             )
     assert events_of(tmp_path / "run", "end")[0]["status"] == "failed"
     assert audit(tmp_path / "run") == 0
@@ -203,7 +203,7 @@ def test_dead_environment_process_ends_the_run_with_one_sentence(tmp_path):
         trainer = make_trainer(model, tmp_path / "run")
 
         def kill(step):
-            os.kill(model._run._environment_handles[0].pid, signal.SIGKILL)
+            os.kill(model._run.workers.environments[0].pid, signal.SIGKILL)
 
         with pytest.raises(WorkerDied, match=r"environment 0 \(pid \d+\) was killed by SIGKILL"):
             rl.run(trainer, ROWS, steps=50, on_step=kill)

@@ -48,7 +48,7 @@ def test_two_samplers_share_the_work_and_one_may_be_killed(tmp_path):
 
         async def act(step):
             if step.n == 3:
-                kill(model._run._sampler_handles[1].pid)
+                kill(model._run.workers.samplers[1].pid)
 
         assert train(make_trainer(model, tmp_path / "run"), 8, act) == list(range(1, 9))
     assert len(events_of(tmp_path / "run", "restart")) == 1
@@ -99,7 +99,7 @@ def test_death_in_the_tick_of_ready_of_a_restart_is_followed_by_another(tmp_path
 
         async def act(step):
             if step.n == 1:
-                kill(model._run._sampler_handles[0].pid)
+                kill(model._run.workers.samplers[0].pid)
 
         assert train(make_trainer(model, tmp_path / "run"), 4, act) == [1, 2, 3, 4]
     assert len(events_of(tmp_path / "run", "restart")) == 2
@@ -113,13 +113,13 @@ def test_learner_killed_while_a_batch_larger_than_its_ring_is_sent_ends_the_run(
         async def act(step):
             if step.n == 1:
                 run = model._run
-                os.kill(run._learner_handle.pid, signal.SIGSTOP)  # it reads no more: the next batch gets stuck
+                os.kill(run.workers.learner.pid, signal.SIGSTOP)  # it reads no more: the next batch gets stuck
                 asyncio.get_running_loop().create_task(kill_when_stuck(run))
 
         async def kill_when_stuck(run):
             while run.learner._outbox.room() >= 256:
                 await asyncio.sleep(0.01)
-            kill(run._learner_handle.pid)
+            kill(run.workers.learner.pid)
 
         with pytest.raises(WorkerDied, match=r"learner 0 \(pid \d+\) was killed by SIGKILL"):
             train(make_trainer(model, tmp_path / "run"), 5, act)
@@ -158,7 +158,7 @@ def test_request_whose_trajectory_is_released_gives_its_room_and_place_back(tmp_
             if step.n != 1:
                 return
             run = model._run
-            pid = run._sampler_handles[0].pid
+            pid = run.workers.samplers[0].pid
             os.kill(pid, signal.SIGSTOP)  # so that the release comes before the request is served
             try:
                 future = ask(run, group=10**6, max_tokens=500)
@@ -204,7 +204,7 @@ def test_idle_workers_hold_no_memory_of_the_run_before(tmp_path):
 
 
 def test_hung_environment_process_is_replaced_for_the_next_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.active_run.GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("pipeline.worker_watch.GRACE_SECONDS", 0.0)
     with rl.Supervisor(device="cpu") as model:
         hanging = make_trainer(model, tmp_path / "hangs", env="process_envs:Hanging", timeout=0.5)
         with pytest.raises(rl.RunError, match="An environment hangs: turn of trajectory"):
@@ -222,7 +222,7 @@ def test_error_in_the_delivery_of_a_message_ends_the_run(tmp_path):
 
         async def act(step):
             if step.n == 1:
-                model._run._learner_handle.on_message = lambda message: {}["no such key"]
+                model._run.workers.learner.on_message = lambda message: {}["no such key"]
 
         with pytest.raises(rl.RunError, match="A message could not be handled: KeyError: 'no such key'"):
             train(make_trainer(model, tmp_path / "run"), 5, act)
@@ -235,7 +235,7 @@ def test_last_words_of_a_worker_that_is_used_again_are_of_its_present_run(tmp_pa
         async def act(step):
             log = tmp_path / "second" / "logs" / "learner-0.log"
             log.write_text("said in the second run\n")
-            kill(model._run._learner_handle.pid)
+            kill(model._run.workers.learner.pid)
 
         with pytest.raises(WorkerDied, match="said in the second run"):
             train(make_trainer(model, tmp_path / "second"), 5, act)
@@ -249,7 +249,7 @@ def test_every_restart_of_a_sampler_that_is_used_again_is_counted(tmp_path, monk
 
         async def act(step):
             if step.n == 1:
-                kill(model._run._sampler_handles[0].pid)
+                kill(model._run.workers.samplers[0].pid)
 
         assert train(make_trainer(model, tmp_path / "second"), 4, act) == [1, 2, 3, 4]
     assert len(events_of(tmp_path / "second", "restart")) == 2

@@ -67,8 +67,7 @@ class PlayedRun(Run):
         )
         self.learner = PlayedLearner()
         self.num_restarts = 0
-        self.ledger_rows = {}
-        self.pids = {"supervisor": os.getpid()}
+        self.workers = SimpleNamespace(ledger_rows={}, pids={"supervisor": os.getpid()})
 
 
 def members(*scripts):
