@@ -6,6 +6,7 @@ These are the names that users import. No torch is loaded here: models live in t
 """
 
 from pipeline.advantages import Batchwise, GroupCentered
+from pipeline.chat.tiny import TerseChat, TinyChat
 from pipeline.config import (
     Adam,
     Budget,
@@ -22,7 +23,6 @@ from pipeline.env import Env, ToolCall, TrajectoryView, Turn, TurnResult, tool
 from pipeline.errors import ConfigError, ConfigTypeError, InfrastructureError, RunError, TrajectoryError
 from pipeline.evaluator import Evaluation, Evaluator
 from pipeline.losses import CISPO, GSPO, PPO, CustomLoss, DecoupledPPO, ImportanceSampling, PolicyGradient
-from pipeline.rendering import TerseChat, TinyChat
 from pipeline.rollout_engine import RolloutEngine
 from pipeline.supervisor import Supervisor
 from pipeline.trainer import AsyncTrainer, run

@@ -40,11 +40,14 @@ Message = dict[str, Any]  # {"role": one of ROLES, "content": str}, in tool mess
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call that the model made in a turn. `error` says why it could not be read; it is then not executed."""
+    """One call that the model made in a turn. `error` says why it could not be read; it is then not executed. `id` is
+    its own within the trajectory; the message with its result names it.
+    """
 
     name: str
     arguments: dict[str, Any]
     error: str | None = None
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,10 +211,15 @@ class Env:
             texts = [await run_tool_call(self, traj, calls[0])]
         else:
             texts = await gather_all(*(run_tool_call(self, traj, call) for call in calls))
-        messages = [
-            {"role": "tool", "name": call.name, "content": text} for call, text in zip(calls, texts, strict=True)
+        return [
+            cut_tool_message(_tool_message(call, text), traj.max_tool_chars)
+            for call, text in zip(calls, texts, strict=True)
         ]
-        return [cut_tool_message(message, traj.max_tool_chars) for message in messages]
+
+
+def _tool_message(call: ToolCall, text: str) -> Message:
+    identity = {"tool_call_id": call.id} if call.id else {}  # a call that a user has made has none
+    return {"role": "tool", "name": call.name, **identity, "content": text}
 
 
 def cut_tool_message(message: Message, max_chars: int | None) -> Message:

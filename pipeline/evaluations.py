@@ -14,10 +14,10 @@ from dataclasses import asdict
 import numpy as np
 
 from pipeline.active_run import ActiveRun
+from pipeline.chat.format import ChatFormat
 from pipeline.errors import RunError, TrajectoryError
 from pipeline.evaluator import Evaluation, Evaluator, evaluation_concurrency
 from pipeline.json_lines import JsonLines
-from pipeline.rendering import ChatFormat
 from pipeline.rollout_log import RolloutLog
 from pipeline.rollouts import GroupFailed, Rollouts
 from pipeline.sampling_counters import SamplingCounters

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.active_run import ActiveRun
+from pipeline.chat.format import ChatFormat
 from pipeline.config import GroupCompletion
 from pipeline.errors import TrajectoryError
 from pipeline.priority import PREDICTED_LENGTH, LengthPredictor, Priority, priority_of
-from pipeline.rendering import ChatFormat
 from pipeline.rollout_log import RolloutLog
 from pipeline.running_group import GroupFailed, RunningGroup
 from pipeline.sampler_client import SegmentResult

@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.active_run import ActiveRun
+from pipeline.chat.format import ChatFormat
 from pipeline.config_checks import check_class, check_flag, check_integer, quoted, shown
 from pipeline.environments.source import EnvSource
 from pipeline.errors import ConfigError, ConfigTypeError, RunError
 from pipeline.events import EventLog
-from pipeline.rendering import ChatFormat
 from pipeline.run_spec import RunSpec
 from pipeline.tasks import TASKS
 from pipeline.worker_pool import WorkerPool

@@ -6,15 +6,15 @@ for the environment. Nothing here decides when a trajectory starts, which versio
 closes; `rollouts.py` does.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.budget import next_request_tokens, tokens_left
+from pipeline.chat.format import ChatFormat, ModelTurn, Rendered, assistant_message
 from pipeline.config import Budget
 from pipeline.environments.client import Dropped, EnvironmentHandle
 from pipeline.errors import TrajectoryError
-from pipeline.rendering import ChatFormat
 from pipeline.sampler_client import SegmentResult
 from pipeline.trajectory import Span, Trajectory
 from workers.messages import EnvironmentReply
@@ -46,6 +46,8 @@ class TrajectoryLoop:
     _wrap_up: list[dict] = field(default_factory=list)  # the messages that ask for the final answer
     _wrapped_up: bool = False
     _context: list[int] = field(default_factory=list)  # of the current conditioning run
+    _history: list[Mapping[str, Any]] = field(default_factory=list)  # the conversation before the open turn
+    _num_calls: int = 0  # tool calls so far: each has an id of its own
     _generated: int = 0
     _run: int = 0  # the current conditioning run
     # What the model wrote or read without the environment's knowledge, in order: turns, and {"messages": …}.
@@ -82,21 +84,23 @@ class TrajectoryLoop:
         if self.discarded:  # in the tick of the reply
             return
         self._tools, self._wrap_up = reply.result["tools"], reply.result["wrap_up"]
-        self._append("prompt", self.chat.render_prompt(reply.result["messages"], self._tools))
+        self._history = list(reply.result["messages"])
+        self._append("prompt", self.chat.render_prompt(self._history, self._tools))
         self._begun = True
         generate = self.begin()
         turn_cap = None
         while True:
-            turn, stopped, end = await self._sample_turn(generate, turn_cap)
+            ids, stopped, end = await self._sample_turn(generate, turn_cap)
+            turn = self._parse(ids)
             turn_cap, cause = None, None
             if end == TURN:
                 cause, turn_cap = await self._act(turn, stopped)
                 if self.trajectory.reward is not None:
                     return
             else:
-                if turn:
-                    self._unseen.append(self._argument(turn, stopped))
-                cause = self._append_wrap_up(turn) if end == CUT else end
+                if ids:
+                    self._unseen.append(_argument(turn, stopped))
+                cause = self._append_reply(self._wrap_up, turn, asks=True) if end == CUT else end
             if cause is not None:
                 return await self._truncate(cause)
 
@@ -139,12 +143,11 @@ class TrajectoryLoop:
             if self._wants_answer(self.budget.final_answer_reserve, len(self._context)) and not self._is_last_turn:
                 return turn, False, CUT
 
-    async def _act(self, turn: list[int], stopped: bool) -> tuple[str | None, int | None]:
+    async def _act(self, turn: ModelTurn, stopped: bool) -> tuple[str | None, int | None]:
         """The environment's part of a turn: (cause of a truncation, cap of the next turn). At the end it sets the
         reward.
         """
-        argument = self._argument(turn, stopped)
-        calls = argument["tool_calls"]
+        argument, calls = _argument(turn, stopped), turn.tool_calls
         if calls and self._no_turn_follows:  # they would be answered to nobody
             self._unseen.append(argument)
             return self._no_turn_follows, None
@@ -163,37 +166,54 @@ class TrajectoryLoop:
             return None, None
         if self._no_turn_follows:
             return self._no_turn_follows, None
-        rewrites = reply.result.get("rewrites", False)
-        return self._append_reply(messages, turn, rewrites), reply.result["max_turn_tokens"]
-
-    def _append_reply(self, messages: list[dict], turn: list[int], rewrites: bool) -> str | None:
-        """Put the environment's messages, and if it is time the wrap-up request, behind the turn; with `rewrites` in
-        place of all that was. Returns a cause, and appends nothing, if that leaves no room to answer.
-        """
-        budget, kept = self.budget, 0 if rewrites else len(self._context)
         messages = [self._cut(message) if message["role"] == "tool" else message for message in messages]
-        tokens = self._render(messages, turn, rewrites)
-        asks = self._wants_answer(budget.final_answer_reserve + budget.segment_tokens, kept + len(tokens))
-        if asks:
-            tokens = self._render([*messages, *self._wrap_up], turn, rewrites)
-        if kept + len(tokens) >= budget.max_context_tokens:
+        if reply.result.get("rewrites", False):
+            return self._start_again(messages), reply.result["max_turn_tokens"]
+        return self._append_reply(messages, turn), reply.result["max_turn_tokens"]
+
+    def _append_reply(self, messages: list[dict], turn: ModelTurn, *, asks: bool = False) -> str | None:
+        """Put the messages, and if it is time the wrap-up request, behind the turn. asks: they are that request.
+
+        Returns a cause, and appends nothing, if that leaves no room to answer.
+        """
+
+        def render(messages: list[dict]) -> Rendered:
+            return self.chat.render_reply(self._history, turn, messages, self._tools)
+
+        before = [*self._history, assistant_message(turn.text, turn.tool_calls)]
+        return self._go_on(before, messages, render, asks)
+
+    def _start_again(self, messages: list[dict]) -> str | None:
+        """The same with all that was replaced by the messages."""
+
+        def render(messages: list[dict]) -> Rendered:
+            return Rendered(self.chat.render_prompt(messages, self._tools), rewrites=True)
+
+        return self._go_on([], messages, render, asks=False)
+
+    def _go_on(
+        self, before: list[Mapping], messages: list[dict], render: Callable[[list[dict]], Rendered], asks: bool
+    ) -> str | None:
+        """The conversation is now `before` and the messages, the context what these render to."""
+        rendered = render(messages)
+        reserve = self.budget.final_answer_reserve + self.budget.segment_tokens
+        if not asks and self._wants_answer(reserve, self._length_with(rendered)):
+            asks, messages = True, [*messages, *self._wrap_up]
+            rendered = render(messages)
+        if self._length_with(rendered) >= self.budget.max_context_tokens:
             return "context"
-        if rewrites:
+        if rendered.rewrites:
             self._run += 1
             self._context = []
-        self._append("prompt" if rewrites else "framing", tokens)
+        self._history = [*before, *messages]
+        self._append("prompt" if rendered.rewrites else "framing", rendered.tokens)
         if asks:
             self._note_wrap_up()
         return None
 
-    def _append_wrap_up(self, turn: list[int]) -> str | None:
-        """The wrap-up request follows a turn that was cut for it. Returns a cause if it leaves no room to answer."""
-        framing = self.chat.render_reply(self._wrap_up, turn)
-        if len(self._context) + len(framing) >= self.budget.max_context_tokens:
-            return "context"
-        self._append("framing", framing)
-        self._note_wrap_up()
-        return None
+    def _length_with(self, rendered: Rendered) -> int:
+        """Tokens of the context that it would give."""
+        return len(rendered.tokens) + (0 if rendered.rewrites else len(self._context))
 
     def _note_wrap_up(self) -> None:
         self._wrapped_up = True
@@ -227,12 +247,14 @@ class TrajectoryLoop:
         self._take_notes(reply)
         self.trajectory.reward = reply.result["reward"]
 
-    def _argument(self, turn: Sequence[int], stopped: bool) -> dict[str, Any]:
-        text, calls = self.chat.parse_turn(turn)
-        return {"text": text, "tool_calls": calls, "num_tokens": len(turn), "stopped": stopped}
-
-    def _render(self, messages: Sequence[dict], turn: Sequence[int], rewrites: bool) -> list[int]:
-        return self.chat.render_prompt(messages, self._tools) if rewrites else self.chat.render_reply(messages, turn)
+    def _parse(self, ids: Sequence[int]) -> ModelTurn:
+        """The turn with its calls, each of which gets the id that its result will name."""
+        if not ids:
+            return ModelTurn(ids, "", [])
+        text, calls = self.chat.parse_turn(ids)
+        numbered = [call | {"id": f"call{self._num_calls + index:05d}"} for index, call in enumerate(calls, start=1)]
+        self._num_calls += len(calls)
+        return ModelTurn(ids, text, numbered)
 
     def _cut(self, message: dict) -> dict:
         """A tool's result within its budget. cut: the environment's process had to cut it already."""
@@ -249,3 +271,8 @@ class TrajectoryLoop:
             self.trajectory.metrics[name] = self.trajectory.metrics.get(name, 0.0) + value
         if "loss_mask_end" in reply.result:
             self.trajectory.loss_mask_end = reply.result["loss_mask_end"]
+
+
+def _argument(turn: ModelTurn, stopped: bool) -> dict[str, Any]:
+    """The turn as the environment is told of it."""
+    return {"text": turn.text, "tool_calls": turn.tool_calls, "num_tokens": len(turn.ids), "stopped": stopped}

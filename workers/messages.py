@@ -58,10 +58,10 @@ class ToolRecord(NamedTuple):
 class EnvironmentCall(NamedTuple):
     """One call to a trajectory's environment. `call` is reset, turn, truncate or drop.
 
-    reset: argument {"row": dict, "seed": int}. turn: {"text": str, "tool_calls": [{"name", "arguments", "error"}],
-    "num_tokens": int, "stopped": bool}. truncate: {"cause": str}. drop: {} (close without a reward). turn and truncate
-    may hold "unseen": what the conversation got since the last call without the environment, in order: turns as above,
-    and {"messages": [...]}.
+    reset: argument {"row": dict, "seed": int}. turn: {"text": str, "tool_calls": [{"id", "name", "arguments",
+    "error"}], "num_tokens": int, "stopped": bool}. truncate: {"cause": str}. drop: {} (close without a reward). turn
+    and truncate may hold "unseen": what the conversation got since the last call without the environment, in order:
+    turns as above, and {"messages": [...]}.
     """
 
     request: int

@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
+from pipeline.chat.format import assistant_message
 from pipeline.config_checks import MAX_COUNT, shown
 from pipeline.env import ToolCall, TrajectoryView, Turn
 
@@ -18,7 +20,7 @@ def catch_up(view: TrajectoryView, entries: Iterable[dict[str, Any]]) -> None:
         else:
             turn = _turn_of(entry)
             view.turns.append(turn)
-            view.messages.append(_assistant_message(turn))
+            view.messages.append(assistant_message(turn.text, [asdict(call) for call in turn.tool_calls]))
 
 
 def mask_end_of(view: TrajectoryView) -> dict[str, int]:
@@ -35,19 +37,11 @@ def mask_end_of(view: TrajectoryView) -> dict[str, int]:
 
 
 def _turn_of(argument: dict[str, Any]) -> Turn:
-    calls = tuple(ToolCall(call["name"], call["arguments"], call.get("error")) for call in argument["tool_calls"])
+    calls = tuple(
+        ToolCall(call["name"], call["arguments"], call.get("error"), call.get("id", ""))
+        for call in argument["tool_calls"]
+    )
     return Turn(argument["text"], calls, argument["num_tokens"], argument["stopped"])
-
-
-def _assistant_message(turn: Turn) -> dict[str, Any]:
-    """The turn in the form that chat templates take."""
-    message: dict[str, Any] = {"role": "assistant", "content": turn.text}
-    if turn.tool_calls:
-        message["tool_calls"] = [
-            {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in turn.tool_calls
-        ]
-    return message
 
 
 def finite(value: Any, what: str) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.rendering import ChatFormat
+from pipeline.chat.format import ChatFormat
 from pipeline.tasks import guess
 
 

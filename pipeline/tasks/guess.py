@@ -9,9 +9,9 @@ import asyncio
 import random
 from typing import Any
 
+from pipeline.chat.tiny import TerseChat
 from pipeline.env import Env, TrajectoryView, TurnResult, tool
 from pipeline.errors import ConfigError
-from pipeline.rendering import TerseChat
 from pipeline.tasks.latency import parse_latency
 
 NUM_NUMBERS = 16

@@ -13,7 +13,7 @@ from running import published_weights
 
 import pipeline as rl
 from pipeline.active_run import ActiveRun
-from pipeline.rendering import TerseChat
+from pipeline.chat.tiny import TerseChat
 from pipeline.rollout_log import RolloutLog
 from pipeline.sampler_client import SegmentResult
 from pipeline.trajectory_requests import TrajectoryRequests

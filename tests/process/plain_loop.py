@@ -10,6 +10,7 @@ import math
 import numpy as np
 import torch
 
+from pipeline.chat.format import ModelTurn
 from pipeline.tasks import guess
 from workers.model import init_flat
 from workers.model_config import layout
@@ -87,7 +88,8 @@ class Game:
         else:
             answer = "higher" if number is not None and self.secret > number else "lower"
             content = f"error: {guess.UNREADABLE}" if number is None else answer
-            framing = chat.render_reply([{"role": "tool", "content": content}], self.turn)
+            turn = ModelTurn(self.turn, "", [])
+            framing = chat.render_reply([], turn, [{"role": "tool", "content": content}], []).tokens
             self.ids += framing
             self.generated += [False] * len(framing)
             self.logprobs += [0.0] * len(framing)

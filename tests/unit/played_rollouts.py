@@ -8,9 +8,9 @@ last token a stop) and the `tool_ticks` that the environment takes after each.
 import asyncio
 from types import SimpleNamespace
 
+from pipeline.chat.format import ParsedTurn, Rendered
 from pipeline.config import Budget, GroupCompletion, Schedule
 from pipeline.environments.client import EnvironmentClient
-from pipeline.rendering import ParsedTurn
 from pipeline.rollout_log import RolloutLog
 from pipeline.rollouts import Rollouts
 from pipeline.sampler_client import SegmentResult
@@ -32,8 +32,8 @@ class Chat:
     def render_prompt(self, messages, tools):
         return [0] * messages[0]
 
-    def render_reply(self, messages, turn_ids):
-        return [0] * REPLY_TOKENS
+    def render_reply(self, history, turn, messages, tools):
+        return Rendered([0] * REPLY_TOKENS)
 
     def parse_turn(self, turn_ids):
         return ParsedTurn("", [])

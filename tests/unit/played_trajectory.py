@@ -2,8 +2,8 @@
 
 import asyncio
 
+from pipeline.chat.format import ParsedTurn, Rendered
 from pipeline.config import Budget
-from pipeline.rendering import ParsedTurn
 from pipeline.sampler_client import SegmentResult
 from pipeline.trajectory import Trajectory
 from pipeline.trajectory_loop import TrajectoryLoop
@@ -20,14 +20,17 @@ class Chat:
 
     def __init__(self):
         self.rendered = []
+        self.histories = []  # of each reply
+        self.rewrites = False  # what replies say of themselves
 
     def render_prompt(self, messages, tools):
         self.rendered.append(("prompt", messages, tools))
         return list(PROMPT)
 
-    def render_reply(self, messages, turn_ids):
-        self.rendered.append(("reply", messages, list(turn_ids)))
-        return list(FRAMING)
+    def render_reply(self, history, turn, messages, tools):
+        self.rendered.append(("reply", messages, list(turn.ids)))
+        self.histories.append(list(history))
+        return Rendered(list(FRAMING), self.rewrites)
 
     def cut(self, text, max_tokens, already):
         return f"{text[:max_tokens]}~" if already or len(text) > max_tokens else text

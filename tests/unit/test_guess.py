@@ -5,10 +5,11 @@ from collections import Counter
 
 import pytest
 
+from pipeline.chat.format import ModelTurn
+from pipeline.chat.tiny import START
 from pipeline.environments.host import EnvironmentHost
 from pipeline.environments.process import load_env_class
 from pipeline.errors import ConfigError
-from pipeline.rendering import START
 from pipeline.tasks import TASKS, guess
 from pipeline.tasks.guess import Guess
 from workers.messages import EnvironmentCall
@@ -16,9 +17,13 @@ from workers.messages import EnvironmentCall
 CHAT = guess.chat_format()
 
 
+def reply_ids(messages, turn_ids=()):
+    return CHAT.render_reply([], ModelTurn(turn_ids, "", []), messages, []).tokens
+
+
 def ids_of(text):
     """Ids of a turn's words, as a model would emit them."""
-    return CHAT.render_reply([{"role": "assistant", "content": text}], [])
+    return reply_ids([{"role": "assistant", "content": text}])
 
 
 def play(number, turns, **arguments):
@@ -44,7 +49,7 @@ def play(number, turns, **arguments):
             ids += turn
             if reply.result["messages"] is None:
                 break
-            ids += CHAT.render_reply(reply.result["messages"], turn)
+            ids += reply_ids(reply.result["messages"], turn)
         assert host.num_episodes == ("reward" not in reply.result)
         return CHAT.decode(ids), reply
 
@@ -104,7 +109,7 @@ def test_every_number_ends_a_turn_and_no_other_word_does():
 def test_all_messages_of_the_game_fit_the_tiny_vocabulary():
     assert CHAT.vocab_size <= 64
     for content in (*guess.ANSWERS, f"error: {guess.UNREADABLE}", guess.PROMPT):
-        assert CHAT.render_reply([{"role": "tool", "content": content}], []) != []
+        assert reply_ids([{"role": "tool", "content": content}]) != []
 
 
 def test_latency_delays_the_answer():

@@ -38,9 +38,36 @@ def test_turns_alternate_with_framing_and_every_request_carries_all_ids():
     assert played.noted == [([9, STOP], 3), ([6, STOP], 7)]
     assert played.chat.rendered[1] == ("reply", [MORE], [9, STOP])
     assert [call for call in played.environment.calls[1][1]["tool_calls"]] == [
-        {"name": "look", "arguments": {}, "error": None}
+        {"name": "look", "arguments": {}, "error": None, "id": "call00001"}
     ]
     assert played.tools == [ToolRecord("look", 0.25, None)] * 2 and played.trajectory.num_turns == 2
+
+
+def test_a_reply_is_rendered_after_the_whole_conversation_and_calls_are_counted_over_it():
+    played = Played([segment(9, STOP), segment(9, 5, STOP), segment(6, STOP)], Environment([go_on(), go_on()])).run()
+    first, second = (
+        {
+            "role": "assistant",
+            "content": text,
+            "tool_calls": [{"id": number, "type": "function", "function": {"name": "look", "arguments": {}}}],
+        }
+        for text, number in (("9 0", "call00001"), ("9 5 0", "call00002"))
+    )
+    assert played.chat.histories == [["?"], ["?", first, MORE]]
+    assert played.loop._history == ["?", first, MORE, second, MORE]
+
+
+def test_a_format_that_rewrites_the_past_starts_a_conditioning_run():
+    played = Played([segment(5, STOP), segment(6, STOP)], Environment([go_on()]))
+    played.chat.rewrites = True
+    played.run()
+    assert [(span.kind, span.run) for span in played.trajectory.spans] == [
+        ("prompt", 0),
+        ("generated", 0),
+        ("prompt", 1),
+        ("generated", 1),
+    ]
+    assert played.requests[1] == (FRAMING, 4096, 2), "the new context is what was rendered, and nothing before it"
 
 
 def test_a_turn_of_several_segments_keeps_each_with_its_version_and_is_parsed_whole():

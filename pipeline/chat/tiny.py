@@ -1,16 +1,13 @@
-"""Chat messages to token ids, and a turn's ids back to text and tool calls.
-
-Every message is rendered once, when it arrives; the ids are appended to the trajectory and never made again, so what is
-trained is exactly what was sampled.
-"""
+"""The chat formats of `model="tiny"`: one id per word of a closed vocabulary."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
+from pipeline.chat.format import Message, ModelTurn, ParsedTurn, Rendered, cut_text
 from pipeline.config_checks import shown
 from pipeline.errors import ConfigError, ConfigTypeError
 
@@ -21,47 +18,6 @@ MODEL = "<model>"  # from here on the model writes
 
 # A rendered piece is remembered; when there are too many different ones, all are forgotten and made again.
 MAX_REMEMBERED = 8192
-
-
-class ParsedTurn(NamedTuple):
-    """A turn as the environment gets it; calls are `{"name", "arguments", "error"}` as in `EnvironmentCall`."""
-
-    text: str
-    tool_calls: list[dict[str, Any]]
-
-
-class ChatFormat(Protocol):
-    """How a model family writes conversations."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def stop_ids(self) -> tuple[int, ...]:
-        """Ids of which each ends a turn, itself the turn's last token."""
-
-    def render_prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The ids of a conversation's start, up to where the model writes."""
-
-    def render_reply(self, messages: Sequence[Mapping[str, Any]], turn_ids: Sequence[int]) -> list[int]:
-        """The ids that follow a turn: its end if the model did not write it, the messages, the next turn's opening."""
-
-    def parse_turn(self, turn_ids: Sequence[int]) -> ParsedTurn:
-        """The text (without the stop token) and the tool calls of a turn."""
-
-    def cut(self, text: str, max_tokens: int, already: bool) -> str:
-        """A tool's result of at most `max_tokens` tokens, with a visible marker behind it if it was cut, here or
-        `already`.
-        """
-
-
-def cut_text(tokenizer: Tokenizer, text: str, max_tokens: int) -> str:
-    """As much of the start of `text` as has at most `max_tokens` tokens, in whole characters."""
-    encoding = tokenizer.encode(text, add_special_tokens=False)
-    if len(encoding.ids) <= max_tokens:
-        return text
-    end, next_start = encoding.offsets[max_tokens - 1][1], encoding.offsets[max_tokens][0]
-    return text[: min(end, next_start)]  # tokens that share a character overlap: none of it stays
 
 
 def no_calls(words: list[str]) -> list[dict[str, Any]]:
@@ -116,20 +72,26 @@ class TinyChat:
     def stop_ids(self) -> tuple[int, ...]:
         return (self._ids[END],)
 
-    def render_prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[int]:
+    def render_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]:
         ids: list[int] = []
         for message in messages:
             ids.extend(self._message(message))
         ids.append(self._ids[MODEL])
         return ids
 
-    def render_reply(self, messages: Sequence[Mapping[str, Any]], turn_ids: Sequence[int]) -> list[int]:
+    def render_reply(
+        self,
+        history: Sequence[Message],
+        turn: ModelTurn,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+    ) -> Rendered:
         end = self._ids[END]
-        ids = [] if len(turn_ids) and turn_ids[-1] == end else [end]
+        ids = [] if len(turn.ids) and turn.ids[-1] == end else [end]
         for message in messages:
             ids.extend(self._message(message))
         ids.append(self._ids[MODEL])
-        return ids
+        return Rendered(ids)
 
     def parse_turn(self, turn_ids: Sequence[int]) -> ParsedTurn:
         key = tuple(turn_ids)
@@ -155,7 +117,7 @@ class TinyChat:
         """The words of any ids, markers included."""
         return " ".join(self._words[index] for index in ids)
 
-    def _message(self, message: Mapping[str, Any]) -> tuple[int, ...]:
+    def _message(self, message: Message) -> tuple[int, ...]:
         key = (message["role"], message["content"])
         ids = self._messages.get(key)
         if ids is None:
@@ -212,10 +174,19 @@ class TerseChat(TinyChat):
     def stop_ids(self) -> tuple[int, ...]:
         return self._stop_ids
 
-    def render_prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[int]:
-        return [self._ids[START], *self.render_reply(messages, ())]
+    def render_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]:
+        return [self._ids[START], *self._bare(messages)]
 
-    def render_reply(self, messages: Sequence[Mapping[str, Any]], turn_ids: Sequence[int]) -> list[int]:
+    def render_reply(
+        self,
+        history: Sequence[Message],
+        turn: ModelTurn,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+    ) -> Rendered:
+        return Rendered(self._bare(messages))
+
+    def _bare(self, messages: Sequence[Message]) -> list[int]:
         return [index for message in messages for index in self._message(message)]
 
     def _render(self, role: str, content: str) -> tuple[int, ...]:

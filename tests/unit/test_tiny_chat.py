@@ -3,9 +3,10 @@
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from pipeline import rendering
+from pipeline.chat import tiny
+from pipeline.chat.format import ModelTurn, cut_text
+from pipeline.chat.tiny import END, MODEL, START, TerseChat, TinyChat
 from pipeline.errors import ConfigError
-from pipeline.rendering import END, MODEL, START, TerseChat, TinyChat, cut_text
 
 
 def find_calls(words):
@@ -19,6 +20,10 @@ def chat():
 
 def user(text):
     return {"role": "user", "content": text}
+
+
+def reply_of(chat, messages, turn_ids):
+    return chat.render_reply([], ModelTurn(turn_ids, "", []), messages, []).tokens
 
 
 def test_prompt_holds_markers_and_words_up_to_where_the_model_writes(chat):
@@ -39,22 +44,22 @@ def test_every_id_lies_in_the_vocabulary_and_ids_are_distinct(chat):
 
 def test_reply_follows_a_turn_that_ended_itself(chat):
     up = chat.render_prompt([user("up")], [])[1]
-    ids = chat.render_reply([{"role": "tool", "name": "say", "content": "down"}], [up, *chat.stop_ids])
+    ids = reply_of(chat, [{"role": "tool", "name": "say", "content": "down"}], [up, *chat.stop_ids])
     assert chat.decode(ids) == f"<tool> down {MODEL}"
 
 
 def test_reply_closes_a_turn_that_was_cut(chat):
     up = chat.render_prompt([user("up")], [])[1]
     reply = [{"role": "tool", "name": "say", "content": "down"}]
-    assert chat.decode(chat.render_reply(reply, [up])) == f"{END} <tool> down {MODEL}"
-    assert chat.decode(chat.render_reply(reply, [])) == f"{END} <tool> down {MODEL}"
+    assert chat.decode(reply_of(chat, reply, [up])) == f"{END} <tool> down {MODEL}"
+    assert chat.decode(reply_of(chat, reply, [])) == f"{END} <tool> down {MODEL}"
 
 
 def test_turn_and_reply_read_like_the_same_conversation_rendered_at_once(chat):
     """What is appended piece by piece is what one rendering of all messages gives."""
     up = chat.render_prompt([user("up")], [])[1]
     turn = [up, *chat.stop_ids]
-    pieces = chat.render_prompt([user("go:")], []) + turn + chat.render_reply([user("down")], turn)
+    pieces = chat.render_prompt([user("go:")], []) + turn + reply_of(chat, [user("down")], turn)
     assert pieces == chat.render_prompt([user("go:"), {"role": "assistant", "content": "up"}, user("down")], [])
 
 
@@ -93,7 +98,7 @@ def test_a_rendered_list_is_the_callers_own(chat):
 
 
 def test_what_is_remembered_stays_bounded(chat, monkeypatch):
-    monkeypatch.setattr(rendering, "MAX_REMEMBERED", 2)
+    monkeypatch.setattr(tiny, "MAX_REMEMBERED", 2)
     texts = ["up", "down", "go:", "up up", "up down", "up"]
     for text in texts:
         assert chat.decode(chat.render_prompt([user(text)], [])) == f"<user> {text} {MODEL}"
@@ -105,9 +110,9 @@ def test_what_is_remembered_stays_bounded(chat, monkeypatch):
 def test_terse_format_has_no_markup_and_stops_at_its_stop_words():
     chat = TerseChat(["find", "low", "1", "2"], stop_words=["1", "2"], find_calls=find_calls)
     prompt = chat.render_prompt([user("find")], [])
-    turn = chat.render_reply([user("2")], [])
+    turn = reply_of(chat, [user("2")], [])
     assert set(turn) < set(chat.stop_ids) and len(chat.stop_ids) == 2
-    reply = chat.render_reply([{"role": "tool", "name": "say", "content": "low"}], turn)
+    reply = reply_of(chat, [{"role": "tool", "name": "say", "content": "low"}], turn)
     assert chat.decode(prompt + turn + reply) == f"{START} find 2 low"
     assert chat.parse_turn(turn) == ("2", [{"name": "say", "arguments": {"word": "2"}, "error": None}])
     assert chat.vocab_size == 5
@@ -117,7 +122,7 @@ def test_a_long_tool_result_is_cut_and_marked(chat):
     assert chat.cut("up down up", 3, False) == "up down up"
     assert chat.cut("up down up", 2, False) == "up down <cut>"
     assert chat.cut("up", 3, True) == "up <cut>"  # something was lost on the way here
-    assert chat.decode(chat.render_reply([{"role": "tool", "content": chat.cut("up up", 1, False)}], [])) == (
+    assert chat.decode(reply_of(chat, [{"role": "tool", "content": chat.cut("up up", 1, False)}], [])) == (
         "<end> <tool> up <cut> <model>"
     )
 
