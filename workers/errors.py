@@ -21,3 +21,7 @@ class WorkerFailed(WorkerDied):
 
 class NonFiniteError(HeadwayError, ArithmeticError):
     """A loss or gradient is not finite; no parameter and no slot has been touched."""
+
+
+class ModelConfigError(HeadwayError, ValueError):
+    """The numbers of a model configuration do not fit together, or ask for what no model of ours does."""

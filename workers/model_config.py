@@ -4,15 +4,11 @@ from dataclasses import asdict, dataclass, fields
 from math import prod
 from typing import Any
 
-from shm.errors import HeadwayError
 from shm.layout import Entry, WeightLayout
+from workers.errors import ModelConfigError
+from workers.rope_scaling import LARGEST_FLOAT, SMALLEST_FLOAT, RopeScaling
 
 MAX_COUNT = 2**31 - 1  # no tensor of a real model is longer
-SMALLEST_FLOAT, LARGEST_FLOAT = 2.0**-126, 2.0**127  # normal numbers of float32
-
-
-class ModelConfigError(HeadwayError, ValueError):
-    """The numbers of a model configuration do not fit together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +16,9 @@ class ModelConfig:
     """One decoder of the Llama family: RMSNorm, RoPE, grouped-query attention, SwiGLU.
 
     Qwen2 adds `qkv_bias`, Qwen3 `qk_norm`; `out_bias` and `mlp_bias` are Llama's `attention_bias` (with `qkv_bias`) and
-    `mlp_bias`. Names follow Hugging Face's `config.json` where it has one.
+    `mlp_bias`; Mistral has `layer_windows`, SmolLM3 `nope_layers`. Names follow Hugging Face's `config.json` where it
+    has one. `num_token_ids` and `unused_ids` are the tokenizer's: embeddings are often padded to a round number, and a
+    row without a token must never be sampled.
     """
 
     vocab_size: int
@@ -38,6 +36,11 @@ class ModelConfig:
     qk_norm: bool = False
     mlp_bias: bool = False
     out_bias: bool = False
+    rope: RopeScaling = RopeScaling()
+    layer_windows: tuple[int, ...] = ()  # per layer, how many positions back it sees, its own included; 0: all
+    nope_layers: tuple[int, ...] = ()  # layers that do not rotate, ascending
+    num_token_ids: int | None = None  # ids at or beyond it do not exist: logits end there; None: vocab_size
+    unused_ids: tuple[int, ...] = ()  # ids below it that do not exist either, ascending: their logits are -inf
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -67,6 +70,47 @@ class ModelConfig:
             raise ModelConfigError(
                 f"ModelConfig.head_dim is {self.head_dim}; RoPE rotates pairs of features, so make it even."
             )
+        if not isinstance(self.rope, RopeScaling):
+            raise ModelConfigError(f"ModelConfig.rope is {self.rope!r:.100}; give a RopeScaling.")
+        if self.rope.kind == "dynamic" and self.max_positions > self.rope.original_max_positions:
+            raise ModelConfigError(
+                f"ModelConfig.max_positions is {self.max_positions:,}, but dynamic rope scaling changes all rotations "
+                f"with the length from {self.rope.original_max_positions:,} positions on; use at most that many."
+            )
+        if self.rope.kind == "yarn" and self.rope_theta <= 1.0:
+            raise ModelConfigError(f"ModelConfig.rope_theta is {self.rope_theta}; yarn needs one above 1.")
+        self._check_layers()
+        self._check_ids()
+
+    def _check_layers(self) -> None:
+        _check_whole_numbers("layer_windows", self.layer_windows, MAX_COUNT + 1)
+        if self.layer_windows and len(self.layer_windows) != self.num_layers:
+            raise ModelConfigError(
+                f"ModelConfig.layer_windows has {len(self.layer_windows)} entries for {self.num_layers} layers; give "
+                "one for each, or none."
+            )
+        _check_whole_numbers("nope_layers", self.nope_layers, self.num_layers, ascending=True)
+
+    def _check_ids(self) -> None:
+        num = self.num_token_ids
+        if num is not None and (type(num) is not int or not 1 <= num <= self.vocab_size):
+            raise ModelConfigError(
+                f"ModelConfig.num_token_ids is {num!r:.100}; it counts ids that have an embedding, so give an integer "
+                f"from 1 to vocab_size, {self.vocab_size:,}, or None."
+            )
+        _check_whole_numbers("unused_ids", self.unused_ids, self.num_ids, ascending=True)
+        if len(self.unused_ids) == self.num_ids:
+            raise ModelConfigError(f"ModelConfig.unused_ids names all {self.num_ids:,} ids; no token would be left.")
+
+    @property
+    def num_ids(self) -> int:
+        """Ids that exist, holes included: [0, num_ids)."""
+        return self.vocab_size if self.num_token_ids is None else self.num_token_ids
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Each layer's window, 0 for none."""
+        return self.layer_windows or (0,) * self.num_layers
 
     @property
     def qkv_size(self) -> int:
@@ -85,6 +129,12 @@ class ModelConfig:
             raise ModelConfigError(
                 f"A model configuration has the unknown fields {unknown}; its fields are {sorted(known)}."
             )
+        values = dict(values)
+        if "rope" in values:
+            values["rope"] = RopeScaling.from_fields(values["rope"])
+        for name in _TUPLES:
+            if isinstance(values.get(name), list):
+                values[name] = tuple(values[name])
         try:
             return cls(**values)
         except TypeError as error:
@@ -93,6 +143,19 @@ class ModelConfig:
             ) from None
 
 
+def _check_whole_numbers(name: str, values: Any, end: int, ascending: bool = False) -> None:
+    """ModelConfigError unless `values` is a tuple of integers in [0, end), each above the one before if so asked."""
+    is_good = isinstance(values, tuple) and all(type(value) is int and 0 <= value < end for value in values)
+    if is_good and ascending:
+        is_good = all(first < second for first, second in zip(values, values[1:], strict=False))
+    if not is_good:
+        order = ", each above the one before it" if ascending else ""
+        raise ModelConfigError(
+            f"ModelConfig.{name} is {values!r:.100}; give a tuple of integers from 0 to {end - 1:,}{order}."
+        )
+
+
+_TUPLES = ("layer_windows", "nope_layers", "unused_ids")
 _FLAGS = ("tie_embeddings", "qkv_bias", "qk_norm", "mlp_bias", "out_bias")
 _COUNTS = (
     "vocab_size",

@@ -166,11 +166,38 @@ def test_initial_weights_keep_variances_whatever_the_width():
         ({"rope_theta": "10000"}, "rope_theta is '10000'"),
         ({"qk_norm": 1}, "qk_norm is 1; it is a flag"),
         ({"vocab_size": 10**14}, "vocab_size is 100000000000000; .* to 2,147,483,647"),
+        ({"layer_windows": (4,)}, "layer_windows has 1 entries for 2 layers"),
+        ({"layer_windows": (4, -1)}, r"layer_windows is \(4, -1\); give a tuple of integers from 0"),
+        ({"layer_windows": [4, 4]}, r"layer_windows is \[4, 4\]; give a tuple"),
+        ({"nope_layers": (1, 0)}, r"nope_layers is \(1, 0\); .* from 0 to 1, each above"),
+        ({"nope_layers": (2,)}, r"nope_layers is \(2,\); .* from 0 to 1"),
+        ({"num_token_ids": 30}, "num_token_ids is 30; .* from 1 to vocab_size, 29"),
+        ({"num_token_ids": 20, "unused_ids": (20,)}, r"unused_ids is \(20,\); .* from 0 to 19"),
+        ({"num_token_ids": 2, "unused_ids": (0, 1)}, "unused_ids names all 2 ids"),
+        ({"rope": {"kind": "linear"}}, "rope is .*; give a RopeScaling"),
     ],
 )
 def test_a_config_that_does_not_fit_together_is_refused(change, found):
     with pytest.raises(ModelConfigError, match=found):
         replace(LLAMA, **change)
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({"kind": "longrope"}, "kind is 'longrope'; the kinds are default, linear"),
+        ({"kind": "linear", "factor": 0.5}, "factor is 0.5; for linear it must be a finite number of at least 1"),
+        ({"kind": "linear", "factor": math.inf}, "factor is inf"),
+        ({"kind": "linear", "factor": 2.0, "beta_fast": 9.0}, "beta_fast is 9.0, but linear does not use it"),
+        ({"kind": "dynamic", "factor": 2.0}, "original_max_positions is 0; for dynamic"),
+        ({"kind": "yarn", "factor": 2.0, "original_max_positions": 4, "truncate": 1}, "truncate is 1"),
+        ({"bogus": 1}, r"unknown fields \['bogus'\]"),
+        (3, "has 3 in its place"),
+    ],
+)
+def test_rope_scaling_that_cannot_be_applied_is_refused(fields, found):
+    with pytest.raises(ModelConfigError, match=found):
+        ModelConfig.from_fields(LLAMA.to_fields() | {"rope": fields})
 
 
 def test_config_survives_a_message():
