@@ -28,30 +28,23 @@ import asyncio
 import json
 import os
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.command import help_page, option_values, run_command, versions
+from bench.command import BenchCommand, result_head, run_root
 from bench.ideal import Work, ideal, ideal_speed
 from bench.measures import check_audit, read_run
 from bench.report import MODES as ARMS
 from bench.report import Arm, Pair, pair_json, pair_table, summary, summary_text
-from pipeline.command_line import read_arguments
-from pipeline.errors import ConfigError
 from pipeline.evaluator import Evaluation, Evaluator
 from pipeline.launch import make_supervisor, make_trainer, train_rows
-from pipeline.make_run_config import as_written, build
-from pipeline.options import OPTIONS, Option
+from pipeline.make_run_config import build
 from pipeline.progress import step_line
 from pipeline.run_config import MODES, RunConfig, task_defaults
-from pipeline.run_directory import check_run_dir
 from pipeline.tasks import TASKS
-from shm.errors import HeadwayError
 
 TASK = "guess"
 PROGRESS_SECONDS = 10.0  # least time between two lines of progress
@@ -63,71 +56,22 @@ class Plan:
 
     steps: int = 100
     seeds: int = 3
-    eval_games: int = 1000
-    out: str | None = None
     tool_latency: str = "lognormal:50:1.0"
+    eval_games: int = 1000
     max_staleness: int = MODES["async"]["max_staleness"]
     device: str = "auto"
     samplers: int | None = None
+    out: str | None = None
 
 
-OWN = {
-    name: Option(name, Plan, name, kind, False, meaning, getattr(Plan(), name))
-    for name, kind, meaning in (
-        ("seeds", int, "seeds, counted from 0; each runs both modes"),
-        ("eval_games", int, "least number of held-out games after each run; 0: none"),
-        ("out", str, "where the run directories go and stay, as DIR/async-0 and so on"),
-    )
-}
-# In the order of --help. Those of run.py mean what they mean there.
-NAMES = ("steps", "seeds", "tool_latency", "eval_games", "max_staleness", "device", "samplers", "out")
-KNOWN = {name: OWN.get(name) or OPTIONS[name] for name in NAMES}
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the comparison; returns its exit code."""
-    return run_command(arguments, help_text, bench)
-
-
-def bench(arguments: list[str]) -> None:
-    plan = parse(arguments)
-    with run_root(plan) as root:
+def bench(plan: Plan) -> None:
+    with run_root(plan.out) as root:
         compare(plan, root)
 
 
-def help_text() -> str:
-    shown = {"samplers": "one", "out": "a temporary directory"}
-    return help_page(__doc__, KNOWN, asdict(Plan()) | shown)
-
-
-def parse(arguments: Sequence[str]) -> Plan:
-    """Raises ConfigError, before anything starts, for whatever run.py would refuse too."""
-    given = read_arguments(arguments, NAMES, {})
-    plan = Plan(**option_values(given, KNOWN, {"steps": 2, "seeds": 1, "eval_games": 0, "max_staleness": 1}))
-    try:
-        for mode in ARMS:
-            config_of(plan, mode, 0, Path("unused"))
-    except HeadwayError as error:
-        raise ConfigError(as_written(str(error), given)) from error
-    if plan.out is not None:
-        for seed in range(plan.seeds):
-            for mode in ARMS:
-                check_run_dir(str(arm_dir(Path(plan.out), mode, seed)), "--out")
-    return plan
-
-
-@contextmanager
-def run_root(plan: Plan) -> Iterator[Path]:
-    """Where the runs' directories are made; a temporary one is gone afterwards."""
-    if plan.out is not None:
-        yield Path(plan.out)
-        return
-    with tempfile.TemporaryDirectory(prefix="headway-bench-") as root:
-        yield Path(root)
-
-
-def arm_dir(root: Path, mode: str, seed: int) -> Path:
-    return root / f"{mode}-{seed}"
+def all_configs(plan: Plan) -> list[RunConfig]:
+    root = Path(plan.out or "unused")
+    return [config_of(plan, mode, seed, root) for seed in range(plan.seeds) for mode in ARMS]
 
 
 def compare(plan: Plan, root: Path) -> None:
@@ -150,16 +94,12 @@ def compare(plan: Plan, root: Path) -> None:
 
 
 def report_json(plan: Plan, config: RunConfig, pairs: Sequence[Pair]) -> dict[str, Any]:
-    return {
-        "bench": "async_vs_sync",
+    return result_head("async_vs_sync", plan) | {
         "task": TASK,
-        "options": {name: getattr(plan, name) for name in NAMES if name != "out"},
         "modes": {mode: mode_options(plan, mode) for mode in ARMS},
         "groups_per_step": config.trainer.groups_per_step,
         "group_size": config.trainer.group_size,
         "device": config.device,
-        "cores": os.cpu_count(),
-        "versions": versions(),
         "summary": summary(pairs),
         "seeds": [pair_json(pair) for pair in pairs],
     }
@@ -180,7 +120,7 @@ def config_of(plan: Plan, mode: str, seed: int, root: Path) -> RunConfig:
         "tool_latency": plan.tool_latency,
         "device": plan.device,
         "samplers": plan.samplers,
-        "run_dir": str(arm_dir(root, mode, seed)),
+        "run_dir": str(root / f"{mode}-{seed}"),
     }
     return build(task_defaults(TASK) | mode_options(plan, mode) | values)
 
@@ -220,5 +160,18 @@ async def train(config: RunConfig, evaluator: Evaluator | None) -> Evaluation | 
         return trainer.evaluations[-1] if trainer.evaluations else None
 
 
+COMMAND = BenchCommand(
+    doc=__doc__,
+    plan=Plan,
+    own={
+        "seeds": (int, "seeds, counted from 0; each runs both modes"),
+        "eval_games": (int, "least number of held-out games after each run; 0: none"),
+        "out": (str, "where the run directories go and stay, as DIR/async-0 and so on"),
+    },
+    minima={"steps": 2, "seeds": 1, "eval_games": 0, "max_staleness": 1},
+    configs=all_configs,
+    bench=bench,
+)
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMMAND.main())

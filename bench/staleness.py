@@ -20,25 +20,20 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.async_vs_sync import TASK, evaluator_of, run_root, train
-from bench.command import help_page, option_values, run_command, versions
+from bench.async_vs_sync import TASK, evaluator_of, train
+from bench.command import BenchCommand, result_head, run_root
 from bench.ideal import steady_speed
 from bench.measures import LAST_STEPS, check_audit, read_lines, segment_ages
 from bench.staleness_report import StalenessArm, arms_json, caption, markdown_table, summary
-from pipeline.command_line import read_arguments
-from pipeline.errors import ConfigError
 from pipeline.evaluator import Evaluation
-from pipeline.make_run_config import as_written, build
-from pipeline.options import OPTIONS, Option
+from pipeline.make_run_config import build
 from pipeline.run_config import RunConfig, task_defaults
-from pipeline.run_directory import check_run_dir
-from shm.errors import HeadwayError
 
 BOUNDS = (0, 1, 2, 4)
 
@@ -56,46 +51,13 @@ class Plan:
     out: str | None = None
 
 
-OWN = {
-    name: Option(name, Plan, name, kind, False, meaning, getattr(Plan(), name))
-    for name, kind, meaning in (
-        ("seeds", int, "seeds, counted from 0; each runs every bound"),
-        ("eval_games", int, "least number of held-out games after each run; 0: none"),
-        ("out", str, "where the run directories go and stay, as DIR/staleness-2-seed-0 and so on"),
-    )
-}
-NAMES = ("steps", "seeds", "tool_latency", "eval_games", "device", "samplers", "out")
-KNOWN = {name: OWN.get(name) or OPTIONS[name] for name in NAMES}
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the bench; returns its exit code."""
-    return run_command(arguments, help_text, bench)
-
-
-def bench(arguments: list[str]) -> None:
-    plan = parse(arguments)
-    with run_root(plan) as root:
+def bench(plan: Plan) -> None:
+    with run_root(plan.out) as root:
         measure_all(plan, root)
 
 
-def help_text() -> str:
-    shown = {"samplers": "one", "out": "a temporary directory"}
-    return help_page(__doc__, KNOWN, asdict(Plan()) | shown)
-
-
-def parse(arguments: Sequence[str]) -> Plan:
-    """Raises ConfigError, before anything starts, for whatever run.py would refuse too."""
-    given = read_arguments(arguments, NAMES, {})
-    plan = Plan(**option_values(given, KNOWN, {"steps": 2, "seeds": 1, "eval_games": 0}))
-    try:
-        configs = [config_of(plan, bound, seed, Path(plan.out or "unused")) for bound, seed in arms_of(plan)]
-    except HeadwayError as error:
-        raise ConfigError(as_written(str(error), given)) from error
-    if plan.out is not None:
-        for config in configs:
-            check_run_dir(config.run_dir, "--out")
-    return plan
+def all_configs(plan: Plan) -> list[RunConfig]:
+    return [config_of(plan, bound, seed, Path(plan.out or "unused")) for bound, seed in arms_of(plan)]
 
 
 def arms_of(plan: Plan) -> list[tuple[int, int]]:
@@ -138,13 +100,9 @@ def measure_all(plan: Plan, root: Path) -> None:
 
 
 def report_json(plan: Plan, arms: Sequence[StalenessArm], device: str) -> dict[str, Any]:
-    return {
-        "bench": "staleness",
+    return result_head("staleness", plan) | {
         "task": TASK,
-        "options": {name: getattr(plan, name) for name in NAMES if name != "out"},
         "device": device,
-        "cores": os.cpu_count(),
-        "versions": versions(),
         "summary": summary(arms),
         "arms": arms_json(arms),
     }
@@ -183,5 +141,18 @@ def measure(config: RunConfig, evaluation: Evaluation | None, load: float) -> St
     )
 
 
+COMMAND = BenchCommand(
+    doc=__doc__,
+    plan=Plan,
+    own={
+        "seeds": (int, "seeds, counted from 0; each runs every bound"),
+        "eval_games": (int, "least number of held-out games after each run; 0: none"),
+        "out": (str, "where the run directories go and stay, as DIR/staleness-2-seed-0 and so on"),
+    },
+    minima={"steps": 2, "seeds": 1, "eval_games": 0},
+    configs=all_configs,
+    bench=bench,
+)
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMMAND.main())

@@ -16,28 +16,20 @@ Exit codes: 0 done, 1 a run failed or the arms differ, 2 bad options, 130 Ctrl-C
 
 import asyncio
 import json
-import os
 import sys
-import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from bench.command import help_page, option_values, run_command, versions
+from bench.command import BenchCommand, result_head, run_root
 from bench.errors import BenchError
 from bench.measures import check_audit
-from pipeline.command_line import read_arguments
-from pipeline.errors import ConfigError
 from pipeline.launch import make_supervisor, make_trainer, train_rows
-from pipeline.make_run_config import as_written, build
-from pipeline.options import OPTIONS, Option
+from pipeline.make_run_config import build
 from pipeline.run_config import MODES, RunConfig, task_defaults
 from pipeline.supervisor import Supervisor
 from pipeline.version import VERSION
-from shm.errors import HeadwayError
 
 TASK = "guess"
 NEVER = 2**31 - 1  # tokens of a chunk that no batch reaches
@@ -62,39 +54,19 @@ class Plan:
     device: str = "auto"
 
 
-OWN = {"pairs": Option("pairs", Plan, "pairs", int, False, "runs of each arm", Plan().pairs)}
-KNOWN = {spec.name: OWN.get(spec.name) or OPTIONS[spec.name] for spec in fields(Plan)}
+def bench(plan: Plan) -> None:
+    with run_root(None) as root:
+        print(report(plan, compare(plan, root)))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the comparison; returns its exit code."""
-    return run_command(arguments, help_text, bench)
-
-
-def bench(arguments: list[str]) -> None:
-    plan = parse(arguments)
-    with tempfile.TemporaryDirectory(prefix="headway-bench-") as root:
-        print(report(plan, compare(plan, Path(root))))
-
-
-def help_text() -> str:
-    return help_page(__doc__, KNOWN, asdict(Plan()))
-
-
-def parse(arguments: Sequence[str]) -> Plan:
-    """Raises ConfigError for what run.py would refuse, and for fewer than two steps or one pair."""
-    given = read_arguments(arguments, list(KNOWN), {})
-    plan = Plan(**option_values(given, KNOWN, {"pairs": 1, "steps": 2}))
-    try:
-        config_of(plan, overlaps=True, run_dir="unused")
-    except HeadwayError as error:
-        raise ConfigError(as_written(str(error), given)) from error
-    return plan
+def all_configs(plan: Plan) -> list[RunConfig]:
+    return [config_of(plan, overlaps, "unused") for overlaps in (True, False)]
 
 
 def config_of(plan: Plan, overlaps: bool, run_dir: str) -> RunConfig:
     """What run.py makes of one arm's options; min_tokens is out of reach in both, min_sequences in the peer alone."""
-    values = {name: getattr(plan, name) for name in KNOWN if name not in ("pairs", "overlap_min_sequences")}
+    values = asdict(plan)
+    del values["pairs"]
     chunks = {"overlap_min_sequences": plan.overlap_min_sequences if overlaps else None, "overlap_min_tokens": NEVER}
     return build(
         task_defaults(TASK) | MODES["sync"] | {"mode": "sync", "task": TASK} | values | chunks | {"run_dir": run_dir}
@@ -149,9 +121,7 @@ def report(plan: Plan, pairs: list[tuple[float, float]]) -> str:
     ratios = peer / ours
     low, middle, high = np.percentile(ratios, (10, 50, 90))
     config = config_of(plan, True, "unused")
-    result: dict[str, Any] = {
-        "bench": "sync_overlap",
-        "options": {name: getattr(plan, name) for name in KNOWN},
+    result = result_head("sync_overlap", plan) | {
         "ours_ms": 1e3 * float(np.median(ours)),
         "peer_ms": 1e3 * float(np.median(peer)),
         "ratio": float(middle),
@@ -159,8 +129,6 @@ def report(plan: Plan, pairs: list[tuple[float, float]]) -> str:
         "ratio_p90": float(high),
         "ratios": ratios.tolist(),
         "device": config.device,
-        "cores": os.cpu_count(),
-        "versions": versions(),
     }
     return "\n".join(
         (
@@ -174,5 +142,16 @@ def report(plan: Plan, pairs: list[tuple[float, float]]) -> str:
     )
 
 
+COMMAND = BenchCommand(
+    doc=__doc__,
+    plan=Plan,
+    own={
+        "pairs": (int, "runs of each arm"),
+    },
+    minima={"pairs": 1, "steps": 2},
+    configs=all_configs,
+    bench=bench,
+)
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMMAND.main())

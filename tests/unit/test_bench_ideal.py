@@ -191,14 +191,14 @@ def test_a_sound_log_passes_the_audit(tmp_path, max_staleness):
 
 
 def run_with_logs(monkeypatch, spoil=lambda events: events):
-    """`main`, with runs that only leave hand-made logs."""
+    """The bench, with runs that only leave hand-made logs."""
 
     async def leave_logs(config, evaluation):
         events, metrics = make_log(min(1, config.trainer.max_staleness), 4)
         write(async_vs_sync.Path(config.run_dir), spoil(events), metrics)
 
     monkeypatch.setattr(async_vs_sync, "train", leave_logs)
-    return async_vs_sync.main(["--steps", "2", "--seeds", "2", "--eval-games", "0"])
+    return async_vs_sync.COMMAND.main(["--steps", "2", "--seeds", "2", "--eval-games", "0"])
 
 
 def test_report_of_two_seeds(monkeypatch, capsys):
@@ -236,14 +236,14 @@ def test_a_finding_of_the_audit_ends_the_bench_without_a_report(monkeypatch, cap
     ],
 )
 def test_bad_options_are_refused_in_one_sentence(arguments, part, capsys):
-    assert async_vs_sync.main(arguments) == 2
+    assert async_vs_sync.COMMAND.main(arguments) == 2
     shown = capsys.readouterr()
     assert shown.out == "" and part in shown.err and shown.err.count("\n") == 1
 
 
 def test_a_directory_that_holds_a_run_is_refused(tmp_path, capsys):
     write(tmp_path / "async-1", *make_log(0, 2))
-    assert async_vs_sync.main(["--out", str(tmp_path)]) == 2
+    assert async_vs_sync.COMMAND.main(["--out", str(tmp_path)]) == 2
     assert "holds a run already" in capsys.readouterr().err
 
 

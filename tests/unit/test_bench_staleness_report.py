@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.staleness import BOUNDS, Plan, arms_of, config_of, parse
+from bench.staleness import BOUNDS, COMMAND, Plan, arms_of, config_of
 from bench.staleness_report import StalenessArm, caption, docs_section, markdown_table, summary
 from pipeline.errors import ConfigError
 from pipeline.make_run_config import parse as parse_run
@@ -77,4 +77,4 @@ def test_docs_say_where_the_numbers_come_from():
 def test_bad_options_are_refused_before_anything_runs():
     for arguments in (["--steps", "1"], ["--seeds", "0"], ["--tool-latency", "long"], ["--bounds", "3"]):
         with pytest.raises(ConfigError, match=arguments[0]):
-            parse(arguments)
+            COMMAND.parse(arguments)
