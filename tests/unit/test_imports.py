@@ -23,6 +23,7 @@ WITHOUT_TORCH = [
     "shm.layout",
     "shm.ledger",
     "shm.queue",
+    "workers.checkpoint_files",
     "workers.devices",
     "workers.messages",
     "workers.model_config",

@@ -1,0 +1,143 @@
+"""Weights from a model directory into a flat buffer, and from a flat buffer into a safetensors file.
+
+Neither way does a second whole copy exist: a tensor is read from the mapped file straight into its place, and written
+from there in pieces.
+"""
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from workers.checkpoint_files import check_tensors
+from workers.errors import CheckpointError
+from workers.hf_names import hf_places
+from workers.model_config import ModelConfig, layout
+
+PIECE_BYTES = 1 << 26  # written at once: what is converted, or copied from a GPU, at a time
+SYNC_BYTES = 1 << 30  # written between two syncs, so that the last one is no long silence
+DTYPE_CODES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+
+
+def load_flat(
+    directory: Path | str,
+    config: ModelConfig,
+    device: torch.device | str = "cpu",
+    beat: Callable[[], None] = lambda: None,
+) -> Tensor:
+    """The weights of a model directory, float32 [num_elements] by `layout(config)`, whatever dtype the files have.
+
+    beat is called before each tensor: a sign of life. Raises CheckpointError unless the files hold exactly this model.
+    """
+    infos = check_tensors(directory, config)
+    places = hf_places(config)
+    flat = torch.empty(layout(config).num_elements, dtype=torch.float32, device=device)
+    for file in dict.fromkeys(info.file for info in infos.values()):
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                for name in (name for name, info in infos.items() if info.file == file):
+                    beat()
+                    place = places[name]
+                    flat.narrow(0, place.offset, place.num_elements).view(place.shape).copy_(tensors.get_tensor(name))
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{file} can't be read ({error}); copy or download it again.") from error
+    return flat
+
+
+def hf_tensors(flat: Tensor, config: ModelConfig) -> dict[str, Tensor]:
+    """Hugging Face's tensors as views of `flat`; a tied head is left out, as transformers leaves it."""
+    return {
+        name: flat.narrow(0, place.offset, place.num_elements).view(place.shape)
+        for name, place in hf_places(config).items()
+    }
+
+
+def save_weights(
+    path: Path | str,
+    flat: Tensor,
+    config: ModelConfig,
+    dtype: torch.dtype = torch.float32,
+    beat: Callable[[], None] = lambda: None,
+) -> int:
+    """Write the weights as one safetensors file of `dtype`; returns its bytes. See `write_tensors`."""
+    return write_tensors(path, hf_tensors(flat.detach(), config), dtype, beat)
+
+
+def write_tensors(
+    path: Path | str, tensors: Mapping[str, Tensor], dtype: torch.dtype, beat: Callable[[], None] = lambda: None
+) -> int:
+    """One safetensors file, as transformers writes it: all of it, synced, or nothing. Returns its bytes.
+
+    tensors: contiguous, on any device, views of one storage too (safetensors' own writer refuses those). beat is called
+    before each piece. Raises CheckpointError when the disk is too small, or writing fails.
+    """
+    path = Path(path)
+    header = _header(tensors, dtype)
+    num_bytes = len(header) + sum(tensor.numel() * dtype.itemsize for tensor in tensors.values())
+    require_space(path.parent, num_bytes)
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(header)
+            unsynced = 0
+            for piece in _pieces(tensors, dtype):
+                beat()
+                file.write(piece)
+                unsynced += len(piece)
+                if unsynced >= SYNC_BYTES:
+                    file.flush()
+                    os.fdatasync(file.fileno())
+                    unsynced = 0
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _no_space(path.parent, num_bytes) from error
+        raise CheckpointError(f"{path} can't be written: {error.strerror}; see to that place.") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return num_bytes
+
+
+def require_space(directory: Path, num_bytes: int) -> None:
+    """Raise CheckpointError, with need and have, unless `directory` has room for so many bytes more."""
+    try:
+        free = shutil.disk_usage(directory).free
+    except OSError as error:
+        raise CheckpointError(f"{directory} can't be written to: {error.strerror}; see to that place.") from error
+    if free < num_bytes:
+        raise _no_space(directory, num_bytes)
+
+
+def _no_space(directory: Path, num_bytes: int) -> CheckpointError:
+    free = shutil.disk_usage(directory).free
+    return CheckpointError(
+        f"{directory} has {free:,} bytes free, and {num_bytes:,} are to be written; make room. Nothing was left there."
+    )
+
+
+def _header(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> bytes:
+    """The header with its length before it, padded so that the data begins at a multiple of 8."""
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    begin = 0
+    for name, tensor in tensors.items():
+        end = begin + tensor.numel() * dtype.itemsize
+        entries[name] = {"dtype": DTYPE_CODES[dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _pieces(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[memoryview]:
+    """The tensors' data in `dtype`, little-endian as every machine we run on."""
+    for tensor in tensors.values():
+        for part in tensor.reshape(-1).split(PIECE_BYTES // dtype.itemsize):
+            yield memoryview(part.to(device="cpu", dtype=dtype).view(torch.uint8).numpy())
