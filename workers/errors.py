@@ -25,5 +25,7 @@ class NonFiniteError(HeadwayError, ArithmeticError):
 
 class ModelConfigError(HeadwayError, ValueError):
     """The numbers of a model configuration do not fit together, or ask for what no model of ours does."""
+
+
 class CheckpointError(HeadwayError, ValueError):
     """Weights on disk are not whole, not this model's, or can't be written; the message names tensors and files."""
