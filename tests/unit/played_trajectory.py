@@ -73,10 +73,10 @@ def segment(*tokens, stopped=None, version=5):
 class Played:
     """A loop that was run to its end, and what happened."""
 
-    def __init__(self, segments, environment=None, **budget):
+    def __init__(self, segments, environment=None, chat=None, **budget):
         self.trajectory = Trajectory(4, 2, 0)
         self.environment = environment or Environment()
-        self.chat = Chat()
+        self.chat = chat or Chat()
         self.requests = []  # (context, max_tokens, generated)
         self.noted = []  # (tokens, length of their context)
         self.tools = []
