@@ -1,5 +1,4 @@
-"""One trajectory from its environment's reset to its reward: requests, turns, tools, budgets (`semantics`: the
-trajectory loop).
+"""One trajectory from its environment's reset to its reward: requests, turns, tools, budgets.
 
 Everything it records is exact: spans hold the sampled ids and the log-probs they were sampled with; text exists only
 for the environment. Nothing here decides when a trajectory starts, which version it is pinned to or when its group
