@@ -12,12 +12,14 @@ from pipeline.tasks import guess
 class Task:
     """One built-in task. `arguments` are the environment's; `options` are those that a user may set.
 
-    `budget` holds the fields of `Budget` in which the task differs from its defaults.
+    `budget` holds the fields of `Budget` in which the task differs from its defaults; `speaks` says for whom it is
+    written: "tiny" (the model of that name) or "text" (a model with a chat template).
     """
 
     name: str
     environment: str  # "module:Class"
-    chat_format: Callable[[], ChatFormat]  # of model="tiny"
+    speaks: str = "tiny"
+    chat_format: Callable[[], ChatFormat] | None = None  # of model="tiny"
     train_rows: Callable[[int], list[dict[str, Any]]]  # by seed
     holdout_rows: Callable[[], list[dict[str, Any]]]
     options: Mapping[str, str] = field(default_factory=dict)
