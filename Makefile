@@ -44,5 +44,5 @@ clean: ## remove the virtual environments and caches (never runs/)
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer was not found; install it, or name it: make PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install -c constraints.txt -e '.[test]'
+	$(VENV)/bin/python -m pip install -c constraints.txt -e '.[test,hf]'
 	@touch $@
