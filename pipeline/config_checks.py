@@ -4,6 +4,7 @@ The pattern: a flag that is no bool or a value of the wrong class is a ConfigTyp
 wrong type or range, an unknown name or a refused combination is a ConfigError (a ValueError). A bool is no number here.
 """
 
+import functools
 import inspect
 import math
 import sys
@@ -89,6 +90,13 @@ def is_finite_number(value: object) -> bool:
         return math.isfinite(value)
     except OverflowError:  # a whole number beyond every float
         return False
+
+
+def is_plain_function(value: object) -> bool:
+    """Whether it can be called and has done its work when it returns; a coroutine that it gave would never run."""
+    while isinstance(value, functools.partial):
+        value = value.func
+    return callable(value) and not any(map(inspect.iscoroutinefunction, (value, type(value).__call__)))
 
 
 def shown(value: object) -> str:

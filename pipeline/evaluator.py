@@ -3,13 +3,12 @@
 Plain values and rules; `evaluations.py` runs them.
 """
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from pipeline.config import Schedule
-from pipeline.config_checks import check_integer
+from pipeline.config_checks import check_integer, is_plain_function
 from pipeline.dataset import check_rows
 from pipeline.errors import ConfigError, ConfigTypeError
 
@@ -65,7 +64,7 @@ class Evaluator:
                 "Evaluator.every and Evaluator.final_group_size are both 0, so nothing would ever be evaluated; "
                 "set one of them, or leave the evaluator out."
             )
-        if self.sink is not None and (not callable(self.sink) or inspect.iscoroutinefunction(self.sink)):
+        if self.sink is not None and not is_plain_function(self.sink):
             raise ConfigTypeError(f"Evaluator.sink is {self.sink!r:.100}; give a plain function, or leave it out.")
 
     def trajectories_per_row(self, batches: int, *, at_end: bool) -> int:

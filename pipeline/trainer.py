@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import inspect
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 from pipeline.advantages import Batchwise, GroupCentered
 from pipeline.config import Adam, ForwardBackwardBatch, GroupCompletion, Truncation
-from pipeline.config_checks import refuse_unknown, shown, warn
+from pipeline.config_checks import is_plain_function, refuse_unknown, shown, warn
 from pipeline.config_json import config_json
 from pipeline.dataset import check_rows, without_holdout
 from pipeline.errors import ConfigError, ConfigTypeError
@@ -58,8 +57,7 @@ class AsyncTrainer:
     ) -> None:
         if not isinstance(engine, RolloutEngine):
             raise ConfigTypeError(f"engine is {engine!r:.100}; give an rl.RolloutEngine.")
-        # A coroutine would never be awaited, so its check would never run.
-        if validate_batch is not None and (not callable(validate_batch) or inspect.iscoroutinefunction(validate_batch)):
+        if validate_batch is not None and not is_plain_function(validate_batch):
             raise ConfigTypeError(f"validate_batch is {validate_batch!r:.100}; give a plain function, or leave it out.")
         if evaluator is not None and not isinstance(evaluator, Evaluator):
             raise ConfigTypeError(f"evaluator is {evaluator!r:.100}; give an rl.Evaluator, or leave it out.")

@@ -75,7 +75,12 @@ class WorkerWatch:
             overdue = environments.overdue(environment_timeout + GRACE_SECONDS)
             if overdue is not None:
                 host, call = overdue
-                self._fail(RunError(f"An environment hangs: {call}, longer than environment_timeout allows."))
+                self._fail(
+                    RunError(
+                        f"An environment hangs: {call}, longer than environment_timeout = {environment_timeout:g} s "
+                        "allows, and can't be interrupted. Await what takes long, or raise environment_timeout."
+                    )
+                )
                 for handle in self._workers.environments[host : host + 1]:  # none when it is a thread
                     handle.discard()  # the next run gets a new one
                 return

@@ -2,8 +2,8 @@
 
 `f(logprobs, behaviour_logprobs, advantages, mask, ages) -> per-token loss` sees the generated tokens of one
 micro-batch [M], rows end to end: log-probs with gradient, and detached float32 behaviour log-probs and advantages, bool
-mask (False: not trained) and int64 ages. What it returns [M] is multiplied with the normaliser and summed; masked
-tokens don't count.
+mask (False: not trained) and int64 ages; all are copies. What it returns [M] is multiplied with the normaliser and
+summed; masked tokens don't count.
 """
 
 import importlib
@@ -31,11 +31,22 @@ class CustomLoss:
         mask = tokens.scales_M != 0
         # weight = advantage * scale, so the quotient is the advantage but for the last bit of a float32.
         advantages = torch.where(mask, tokens.weights_M / torch.where(mask, tokens.scales_M, 1.0), 0.0)
+        # Copies, so that a function may overwrite what it gets; a `backward` of its own leaves its trace in this one.
+        logprobs = tokens.logprobs_M.clone()
+        if logprobs.requires_grad:
+            logprobs.retain_grad()
         try:
-            found = self._function(tokens.logprobs_M, tokens.behaviour_logprobs_M, advantages, mask, tokens.ages_M)
+            found = self._function(
+                logprobs, tokens.behaviour_logprobs_M.clone(), advantages, mask.clone(), tokens.ages_M.clone()
+            )
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # a user's code may raise anything
             said = " ".join(str(error).split())
             raise LossError(f"The loss {self._path} raised {type(error).__name__}: {said}.") from error
+        if logprobs.grad is not None:
+            raise LossError(
+                f"The loss {self._path} called backward; the learner does, once for all losses of a micro-batch. "
+                "Return the loss of each token with its gradient."
+            )
         self._check(found, tokens.logprobs_M)
         losses = torch.where(mask, found, 0.0) * tokens.scales_M
         return TokenLosses(losses, torch.exp(tokens.logprobs_M.detach() - tokens.behaviour_logprobs_M))

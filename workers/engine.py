@@ -294,9 +294,14 @@ class Engine:
         token_ids, token_logprobs = tokens.cpu().numpy(), logprobs.cpu().numpy()
         if not np.isfinite(token_logprobs).all():
             group, member = cache.key(int(seats[~np.isfinite(token_logprobs)][0]))[1:]
+            advice = (
+                "The update that made its weights was too large: lower the learning rate, or set grad_clip_norm."
+                if version
+                else "The first weights are broken, or too large for their dtype: look at the model."
+            )
             raise NonFiniteError(
-                f"Version {version} gives logits that are not finite (in trajectory {group}.{member}); no token can be "
-                "drawn from them. Its weights, or the KV that they made, are broken."
+                f"Version {version} gives logits that are not finite (in trajectory {group}.{member}), from which no "
+                f"token can be drawn. {advice}"
             )
         cache.tokens[seats, length] = token_ids
         cache.logprobs[seats, length] = token_logprobs

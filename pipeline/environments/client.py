@@ -12,6 +12,9 @@ from typing import Any
 from pipeline.errors import RunError, TrajectoryError
 from workers.messages import EnvironmentCall, EnvironmentReplies, EnvironmentReply, Environments, Message, encode
 
+# What of a user's a call may be in: the host alone knows which, and one that hangs can't tell.
+METHODS = {"reset": "reset", "turn": "on_turn or reward", "truncate": "on_truncated", "drop": "close"}
+
 
 class Dropped(Exception):
     """The environment was dropped while a call of it was under way."""
@@ -154,7 +157,7 @@ class EnvironmentClient:
 
 
 def _name(call: EnvironmentCall) -> str:
-    return f"{call.call} of trajectory {call.group}.{call.member}"
+    return f"{METHODS[call.call]} of trajectory {call.group}.{call.member}"
 
 
 def _is_unencodable(call: EnvironmentCall) -> bool:

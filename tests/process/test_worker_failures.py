@@ -207,7 +207,7 @@ def test_hung_environment_process_is_replaced_for_the_next_run(tmp_path, monkeyp
     monkeypatch.setattr("pipeline.worker_watch.GRACE_SECONDS", 0.0)
     with rl.Supervisor(device="cpu") as model:
         hanging = make_trainer(model, tmp_path / "hangs", env="process_envs:Hanging", timeout=0.5)
-        with pytest.raises(rl.RunError, match="An environment hangs: turn of trajectory"):
+        with pytest.raises(rl.RunError, match="An environment hangs: on_turn or reward of trajectory"):
             train(hanging, 1)
         assert train(make_trainer(model, tmp_path / "next", env="process_envs:HeldGuess", arguments=held(tmp_path)), 1)
     assert audit(tmp_path / "next") == 0

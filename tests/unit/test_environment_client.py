@@ -41,7 +41,7 @@ def test_overdue_call_is_named_with_its_host():
 
     on_time, (host, words) = asyncio.run(test())
     assert on_time is None
-    assert host == 1 and words.startswith("turn of trajectory 7.3 has not come back for 0")
+    assert host == 1 and words.startswith("on_turn or reward of trajectory 7.3 has not come back for 0")
 
 
 class PlayedHost:

@@ -1,6 +1,7 @@
 """When evaluations are launched, what an Evaluator refuses, its share, and which training rows it takes away."""
 
 import asyncio
+import functools
 
 import pytest
 
@@ -32,6 +33,10 @@ def test_without_a_final_size_the_last_batch_has_the_evaluation_that_is_due_then
     assert evaluator.trajectories_per_row(5, at_end=True) == 0
 
 
+class AsyncSink:
+    async def __call__(self, *results): ...
+
+
 @pytest.mark.parametrize(
     ("options", "error", "part"),
     [
@@ -46,6 +51,8 @@ def test_without_a_final_size_the_last_batch_has_the_evaluation_that_is_due_then
         ({"every": 0, "final_group_size": 0}, rl.ConfigError, "both 0, so nothing would ever be evaluated"),
         ({"sink": 3}, rl.ConfigTypeError, "Evaluator.sink is 3"),
         ({"sink": asyncio.sleep}, rl.ConfigTypeError, "give a plain function"),
+        ({"sink": AsyncSink()}, rl.ConfigTypeError, "give a plain function"),
+        ({"sink": functools.partial(AsyncSink(), None)}, rl.ConfigTypeError, "give a plain function"),
     ],
 )
 def test_refusals(options, error, part):

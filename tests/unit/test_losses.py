@@ -297,6 +297,7 @@ def test_a_users_loss_sees_each_tokens_advantage_mask_and_age(monkeypatch):
         (lambda p, q, a, m, s: p.no_such_method(), "raised AttributeError: .*no_such_method"),
         (lambda p, q: -p, "raised TypeError"),
         (lambda p, q, a, m, s: sys.exit(3), "raised SystemExit: 3."),
+        (lambda p, q, a, m, s: [-p * a, (-p * a).sum().backward()][0], "called backward; the learner does"),
     ],
 )
 def test_a_users_loss_that_breaks_its_rules_is_named(function, found, monkeypatch):
@@ -304,6 +305,30 @@ def test_a_users_loss_that_breaks_its_rules_is_named(function, found, monkeypatc
     tokens = make_tokens(token_logprobs(scores.requires_grad_(True), targets, 1.0))
     with pytest.raises(LossError, match=rf"^The loss {__name__}:candidate .*{found}"):
         custom(function, monkeypatch)(tokens)
+
+
+def test_a_users_loss_may_overwrite_what_it_gets(monkeypatch):
+    def plain(logprobs, behaviour_logprobs, advantages, mask, ages):
+        return -logprobs.clamp(min=-3.0) * advantages
+
+    def overwriting(logprobs, behaviour_logprobs, advantages, mask, ages):
+        losses = -logprobs.clamp_(min=-3.0) * advantages.clone()
+        for argument in (behaviour_logprobs, advantages, mask, ages):
+            argument.zero_()
+        return losses
+
+    gradients, results = [], []
+    for function in (plain, overwriting):
+        scores, targets = make_logits()
+        tokens = make_tokens(token_logprobs(scores.requires_grad_(True), targets, 1.0))
+        results.append(custom(function, monkeypatch)(tokens))
+        results[-1].losses_M.sum().backward()
+        gradients.append(scores.grad)
+        assert tokens.behaviour_logprobs_M.all() and tokens.ages_M.any()
+    assert (tokens.logprobs_M < -3.0).any()  # or clamp would change nothing
+    assert torch.equal(*gradients) and gradients[0].any()
+    assert torch.equal(results[0].losses_M, results[1].losses_M)
+    assert torch.equal(results[0].ratios_M, results[1].ratios_M)
 
 
 def test_what_a_users_loss_raises_is_told_in_one_line(monkeypatch):
