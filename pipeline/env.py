@@ -167,7 +167,8 @@ class TrajectoryView:
 class Env:
     """Base of all environments; `reset` and `reward` must be written.
 
-    What `reset`, `on_turn` or `reward` raises fails the trajectory (it is retried); it never becomes a reward.
+    What `reset`, `on_turn` or `reward` raises fails the trajectory, and what follows is `AsyncTrainer(on_failure=...)`;
+    it never becomes a reward.
     """
 
     tools: Sequence[Callable] | None = None  # None: all @tool methods; a list (also set in `reset`): exactly these

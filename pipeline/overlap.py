@@ -14,10 +14,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from pipeline.advantages import GroupCentered
 from pipeline.batches import TrainingBatch
 from pipeline.config import ForwardBackwardBatch, Truncation
-from pipeline.losses import CustomLoss
 from pipeline.rows import Rows
 from pipeline.trainer_config import TrainerConfig
 from pipeline.trajectory import Group
@@ -36,16 +34,7 @@ def overlap_of(config: TrainerConfig, validates: bool) -> ForwardBackwardBatch |
     """
     if isinstance(config.forward_backward_batch, ForwardBackwardBatch):
         return config.forward_backward_batch
-    possible = (
-        config.max_staleness == 0
-        and config.stale_policy == "wait"
-        and config.completion.mode == "wait"
-        and config.engine.sampling_policy == "trajectory"
-        and type(config.advantage) is GroupCentered
-        and not isinstance(config.loss, CustomLoss)
-        and not (config.trains_without_advantage and config.advantage.standardize == "batch")
-        and not validates
-    )
+    possible = config.overlap_obstacle is None and not validates
     return ForwardBackwardBatch() if possible else None
 
 

@@ -187,7 +187,11 @@ class AsyncTrainer:
 def run(
     trainer: AsyncTrainer, rows: Sequence[dict[str, Any]], steps: int, on_step: Callable[[Step], None] | None = None
 ) -> list[Step]:
-    """`trainer.run` outside asyncio: trains, calls `on_step` with each step, and returns them all."""
+    """`trainer.run` outside asyncio: trains, calls `on_step` with each step, and returns them all. on_step: a plain
+    function; a coroutine would never run (ConfigTypeError).
+    """
+    if on_step is not None and not is_plain_function(on_step):
+        raise ConfigTypeError(f"on_step is {on_step!r:.100}; give a plain function, or leave it out.")
 
     async def collect() -> list[Step]:
         done = []

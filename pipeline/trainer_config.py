@@ -154,6 +154,28 @@ class TrainerConfig:
         """Whether the loss has a gradient where the advantage is 0, so that those rows go to the learner, too."""
         return self.kl_coefficient > 0 or self.entropy_coefficient > 0 or isinstance(self.loss, CustomLoss)
 
+    @property
+    def overlap_obstacle(self) -> str | None:
+        """Why a batch's first groups can't train while the others sample, or not without changing the update; None:
+        they can.
+        """
+        for why, found in (
+            (f"max_staleness is {self.max_staleness}", self.max_staleness > 0),
+            (f'stale_policy is "{self.stale_policy}"', self.stale_policy != "wait"),
+            (f'completion mode is "{self.completion.mode}"', self.completion.mode != "wait"),
+            ('sampling_policy is "segment"', self.engine.sampling_policy != "trajectory"),
+            ("advantage needs the whole batch", type(self.advantage) is not GroupCentered),
+            ("loss is one of your own, which may need the whole batch", isinstance(self.loss, CustomLoss)),
+            (
+                "the loss has terms that are no multiple of the advantage (kl_coefficient, entropy_coefficient), while "
+                "the deviation common to the advantages is known only at the end",
+                self.trains_without_advantage and getattr(self.advantage, "standardize", False) == "batch",
+            ),
+        ):
+            if found:
+                return why
+        return None
+
     def check_run(self, *, dataset_rows: int, steps: Any) -> None:
         """Refuse a number of steps that this dataset can't fill; dataset_rows is the number of training rows."""
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
@@ -250,24 +272,11 @@ class TrainerConfig:
                 f'forward_backward_batch is {self.forward_backward_batch!r}; give "auto" or '
                 "rl.ForwardBackwardBatch(...)."
             )
-        for why, found in (
-            (f"max_staleness is {self.max_staleness}", self.max_staleness > 0),
-            (f'stale_policy is "{self.stale_policy}"', self.stale_policy != "wait"),
-            (f'completion mode is "{self.completion.mode}"', self.completion.mode != "wait"),
-            ('sampling_policy is "segment"', self.engine.sampling_policy != "trajectory"),
-            ("advantage needs the whole batch", type(self.advantage) is not GroupCentered),
-            ("loss is one of your own, which may need the whole batch", isinstance(self.loss, CustomLoss)),
-            (
-                "the loss has terms that are no multiple of the advantage (kl_coefficient, entropy_coefficient, a "
-                "CustomLoss), while the deviation common to the advantages is known only at the end",
-                self.trains_without_advantage and getattr(self.advantage, "standardize", False) == "batch",
-            ),
-        ):
-            if found:
-                raise ConfigError(
-                    "ForwardBackwardBatch overlaps sampling and training within a synchronous, group-centered batch, "
-                    f'but {why}; leave forward_backward_batch at "auto".'
-                )
+        if self.overlap_obstacle is not None:
+            raise ConfigError(
+                "ForwardBackwardBatch overlaps sampling and training within a synchronous, group-centered batch, "
+                f'but {self.overlap_obstacle}; leave forward_backward_batch at "auto".'
+            )
 
     def _check_replacing(self) -> None:
         parts = self.completion.on_stragglers

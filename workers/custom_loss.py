@@ -6,7 +6,6 @@ mask (False: not trained) and int64 ages; all are copies. What it returns [M] is
 summed; masked tokens don't count.
 """
 
-import importlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workers.import_path import find_object
 from workers.token_losses import LossError, TokenBatch, TokenLosses
 
 LossFunction = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -69,12 +69,9 @@ class CustomLoss:
 
 
 def _load(path: str, sys_path: Sequence[str]) -> LossFunction:
-    module_name, _, name = path.partition(":")
     sys.path += [entry for entry in sys_path if entry not in sys.path]
     try:
-        found: Any = importlib.import_module(module_name)
-        for part in name.split("."):
-            found = getattr(found, part)
+        found = find_object(path)
     except Exception as error:  # importing runs the user's module, which may raise anything
         raise LossError(
             f"The loss {path} can't be imported ({type(error).__name__}: {error}); its module must import without "

@@ -8,7 +8,6 @@ modules), `environment` (`"module:QualName"`), `arguments` (keyword arguments of
 
 import asyncio
 import functools
-import importlib
 import sys
 from typing import Any, Protocol
 
@@ -16,6 +15,7 @@ from pipeline.env import Env, check_env_class
 from pipeline.environments.host import EnvironmentHost
 from pipeline.environments.tool_calls import failure_text
 from pipeline.errors import ConfigError, RunError
+from workers.import_path import find_object
 from workers.messages import EnvironmentReplies, EnvironmentReply, Environments, Message, Ready, Start, Stop
 
 
@@ -33,15 +33,13 @@ class Link(Protocol):
 
 def load_env_class(path: str) -> type[Env]:
     """The environment class at `module:QualName`; `ConfigError` in one sentence if it cannot be had."""
-    module_name, _, qualname = path.partition(":")
-    if not module_name or not qualname:
+    module, _, name = path.partition(":")
+    if not module or not name:
         raise ConfigError(
             f"The environment is {path!r}. It is named as module:Class. Write for example my_envs:Search."
         )
     try:
-        found: Any = importlib.import_module(module_name)
-        for name in qualname.split("."):
-            found = getattr(found, name)
+        found = find_object(path)
     except Exception as failure:  # importing runs the user's module, which may raise anything
         raise ConfigError(
             f"The environment {path!r} cannot be imported: {failure_text(failure)}. Its module must import without "

@@ -49,6 +49,7 @@ def make_trainer(**options):
         (lambda: make_engine(temprature=1.0), "RolloutEngine has no option temprature. Did you mean temperature?"),
         (lambda: make_trainer(group_sise=4), "AsyncTrainer has no option group_sise. Did you mean group_size?"),
         (lambda: make_trainer(validate_batch=coroutine), "validate_batch is .*; give a plain function"),
+        (lambda: rl.run(make_trainer(), [{"number": 1}], 1, on_step=coroutine), "on_step is .*; give a plain function"),
         (lambda: rl.run(make_trainer(), [{"number": 1}], 10**400), "steps is 1000.*at most 2,147,483,647"),
         (lambda: make_trainer(run_dir=5), "run_dir is 5; name a directory"),
         (lambda: make_trainer(run_dir=""), "run_dir is ''; name a directory"),
