@@ -10,6 +10,9 @@ from pipeline.worker_handle import WorkerHandle
 from pipeline.worker_pool import WorkerPool
 from workers.errors import WorkerDied
 
+# What the process of each role runs.
+MODULES = {"learner": "workers.learner", "sampler": "workers.sampler", "environment": "pipeline.environments.process"}
+
 
 class RunWorkers:
     """The handles of a run's learner, samplers and environment processes (none when environments run in a thread).
@@ -26,13 +29,13 @@ class RunWorkers:
         on_error: Callable[[Exception], None],
     ) -> None:
         """on_error gets what the delivery of a worker's message raises."""
-        self.learner = pool.handle("learner", 0, "workers.learner", spec.learner_threads)
-        self.samplers = [
-            pool.handle("sampler", i, "workers.sampler", spec.sampler_threads) for i in range(spec.num_samplers)
-        ]
-        self.environments = [
-            pool.handle("environment", i, "pipeline.environments.process", 1) for i in range(num_environment_processes)
-        ]
+
+        def handle(role: str, index: int, threads: int) -> WorkerHandle:
+            return pool.handle(role, index, MODULES[role], threads)
+
+        self.learner = handle("learner", 0, spec.learner_threads)
+        self.samplers = [handle("sampler", i, spec.sampler_threads) for i in range(spec.num_samplers)]
+        self.environments = [handle("environment", i, 1) for i in range(num_environment_processes)]
         self.failure: BaseException | None = None
         self._pool = pool
         self._log_dir = log_dir

@@ -7,13 +7,13 @@ import uuid
 import psutil
 import pytest
 
+from pipeline.run_workers import MODULES
 from workers.devices import count_gpus, torch_has_cuda
 
 # Test processes share the cores: more threads each would wait for one another. Workers set their own number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 MARK = "HEADWAY_TEST"  # environment variable that every process started in a test inherits
-ROLES = ("workers.sampler", "workers.learner", "pipeline.environments.process")
 PATIENCE_SECONDS = 5.0  # within which processes must be gone after their supervisor
 
 
@@ -52,7 +52,7 @@ def leftovers(mark, blocks):
     found = sorted(set(os.listdir("/dev/shm")) - blocks)
     for process in psutil.process_iter(["cmdline", "status"]):
         words = process.info["cmdline"] or []
-        if process.info["status"] == psutil.STATUS_ZOMBIE or not set(ROLES) & set(words):
+        if process.info["status"] == psutil.STATUS_ZOMBIE or not set(MODULES.values()) & set(words):
             continue
         try:
             if process.environ().get(MARK) == mark:

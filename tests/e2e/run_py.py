@@ -11,8 +11,9 @@ from pathlib import Path
 
 import psutil
 
+from pipeline.run_workers import MODULES
+
 ROOT = Path(__file__).parent.parent.parent
-WORKERS = ("workers.learner", "workers.sampler", "pipeline.environments.process")
 SMALL = ("--groups-per-step", "2", "--group-size", "4")  # quick, and enough for every code path
 PATIENCE_SECONDS = 60.0  # bound on every wait here; nothing is decided by it but how a failure looks
 
@@ -74,11 +75,11 @@ class RunPy:
             for child in psutil.Process(self.process.pid).children():
                 with contextlib.suppress(psutil.NoSuchProcess):
                     words = child.cmdline()
-                    found |= {module: child for module in WORKERS if module in words}
+                    found |= {module: child for module in MODULES.values() if module in words}
         return found
 
     def wait_for_workers(self) -> dict[str, psutil.Process]:
-        self.wait_until(lambda: len(self.workers()) == len(WORKERS), "worker of every kind")
+        self.wait_until(lambda: len(self.workers()) == len(MODULES), "worker of every kind")
         return self.workers()
 
     def press_ctrl_c(self) -> None:

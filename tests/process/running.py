@@ -10,10 +10,9 @@ import pytest
 import pipeline as rl
 from pipeline import cli
 from pipeline.metrics import METRICS, metric_of
+from pipeline.run_workers import MODULES
 from pipeline.tasks import guess
 from shm.block import Block
-
-ROLES = ("workers.sampler", "workers.learner", "pipeline.environments.process")
 
 
 def make_trainer(
@@ -105,7 +104,7 @@ def worker_processes(parent=None):
     found = []
     for process in psutil.process_iter(["cmdline", "ppid", "status"]):
         words = process.info["cmdline"] or []
-        is_worker = any(word in ROLES for word in words)
+        is_worker = bool(set(MODULES.values()) & set(words))
         if is_worker and process.info["status"] != psutil.STATUS_ZOMBIE and parent in (None, process.info["ppid"]):
             found.append(process)
     return found
