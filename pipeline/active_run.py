@@ -23,8 +23,9 @@ from pipeline.worker_handle import WorkerHandle
 from pipeline.worker_pool import WorkerPool
 from pipeline.worker_watch import WorkerWatch
 from shm.errors import HeadwayError
-from workers.errors import WorkerDied, WorkerFailed
+from workers.errors import CheckpointError, WorkerDied, WorkerFailed
 from workers.messages import Message
+from workers.model_config import layout
 
 
 class ActiveRun:
@@ -86,7 +87,7 @@ class ActiveRun:
 
     async def _start_model(self) -> None:
         """The learner, which makes version 0, then the samplers."""
-        detail = await self.workers.start(self.workers.learner, self._blocks.learner_config(), self.fail)
+        detail = await self.workers.start(self.workers.learner, self._blocks.learner_config(), self._learner_died)
         self._slot_fields = detail["slots"]
         self.slots.published(0, 0)
         await gather_all(*(self._start_sampler(i) for i in range(len(self.samplers))))
@@ -119,6 +120,23 @@ class ActiveRun:
         await self.workers.start(handle, config, lambda error: self._sampler_died(index, error))
         handle.on_message = client.receive
         client.connect(handle.send, requests, replies, room)
+
+    async def save_weights(self, version: int, path: str) -> None:
+        """Have the learner write the weights of `version`, float32, as the safetensors file `path`; also in a run that
+        has failed. Cut short, it ends the learner, which would go on writing. Raises CheckpointError, or WorkerDied.
+        """
+        if not self.learner_serves:
+            raise CheckpointError(f"The learner is gone, so version {version} can't be saved.")
+        try:
+            await self.learner.save(version, path, layout(self.spec.model).num_bytes("float32"))
+        except (asyncio.CancelledError, RunError):
+            self.workers.learner.discard()
+            raise
+
+    @property
+    def learner_serves(self) -> bool:
+        """Whether the process that holds the weights is there."""
+        return self.workers.learner.ready
 
     async def close(self) -> None:
         """End the run: nothing is asked for any more; processes stay idle for the next one, memory is freed."""
@@ -190,6 +208,10 @@ class ActiveRun:
         """Nobody holds `version` any more: samplers may let go of its weights and shared prompts."""
         for sampler in self.samplers:
             sampler.release_version(version)
+
+    def _learner_died(self, error: WorkerDied) -> None:
+        self.learner.lose(error)
+        self.fail(error)
 
     def _sampler_died(self, index: int, error: WorkerDied) -> None:
         """A dead sampler is restarted; its trajectories keep their leases, so the same versions are still there. One

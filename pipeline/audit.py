@@ -65,7 +65,7 @@ class Audit:
             one = group.members.setdefault(member, Record(state="new", group=group, segments=[]))
             before = {"started": "new retry", "discarded": "new running"}.get(kind, "running").split()
             need(one.state in before, f"{kind} of trajectory {name}, which is {one.state}")
-        if kind in ("admitted", "started", "segment") and e["version"] is not None:
+        if kind in ("admitted", "started", "segment", "checkpoint") and e["version"] is not None:
             need((group or self).version <= e["version"] <= self.version, f"no {kind} can have version {e['version']}")
         match kind:
             case "run":

@@ -109,5 +109,5 @@ async def _train(trainer: AsyncTrainer, config: RunConfig) -> int:
     finally:
         watching.cancel()
         latest = trainer.evaluations[-1] if trainer.evaluations else None
-        progress.close(status, trainer.run_directory, latest)
+        progress.close(status, trainer.run_directory, latest, trainer.checkpoint)
     return 0 if status == "completed" else EXIT_CODES[signals.received]

@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 from pipeline.errors import RunError
 from pipeline.rows import Rows
 from shm.queue import QueueProducer
-from workers.messages import Consumed, ForwardBackward, GradientsDone, Message, OptimStep, Published
+from workers.errors import CheckpointError
+from workers.messages import Consumed, ForwardBackward, GradientsDone, Message, OptimStep, Published, Save, Saved
 from workers.transfer import Outbox
 
 LEARNER_SECONDS = 3600.0  # bound on one forward/backward or update; a lost process is told much earlier
+SAVE_SECONDS = 600.0  # bound on saving the weights, beside what a slow disk needs to write them
+SLOW_DISK_BYTES_PER_SECOND = 20e6
 
 
 class LearnerClient:
@@ -21,6 +24,8 @@ class LearnerClient:
         self._outbox = Outbox(batches, send, "the learner")
         self._gradients: deque[asyncio.Future[dict[str, float]]] = deque()  # of what was sent, in order
         self._update: asyncio.Future[Published] | None = None
+        self._answer: asyncio.Future[Published] | None = None  # to it: comes also when nobody waits for it any more
+        self._saving: asyncio.Future[Saved] | None = None
         self._failure: Exception | None = None
 
     async def forward_backward(
@@ -60,6 +65,7 @@ class LearnerClient:
         """One optimizer update, through the gate, into `slot`; returns when it is published."""
         self._check_alive()
         self._update = asyncio.get_running_loop().create_future()
+        self._answer = asyncio.get_running_loop().create_future()
         self._send(
             OptimStep(
                 batch=batch,
@@ -73,13 +79,40 @@ class LearnerClient:
             )
         )
         try:
-            return await asyncio.wait_for(self._update, LEARNER_SECONDS)
+            published = await asyncio.wait_for(self._update, LEARNER_SECONDS)
         except TimeoutError:
             raise RunError(f"The learner has not answered update {batch} for {LEARNER_SECONDS:g} s.") from None
+        self._answer = None
+        return published
+
+    async def settle(self) -> Published | None:
+        """Wait for the answer to an update whose `optim_step` was cut off, by a cancellation or by the run's failure;
+        None if there was no such update. Raises WorkerDied, or RunError after a time.
+        """
+        if self._answer is None:
+            return None
+        try:
+            return await asyncio.wait_for(self._answer, LEARNER_SECONDS)
+        except TimeoutError:
+            raise RunError(f"The learner has not answered its update for {LEARNER_SECONDS:g} s.") from None
+
+    async def save(self, version: int, path: str, num_bytes: int) -> None:
+        """Have it write `version`'s weights as the safetensors file `path`, of about `num_bytes`. It may be asked after
+        the run has failed, too: what it can't do is be dead. Raises CheckpointError when it could not write them.
+        """
+        self._saving = asyncio.get_running_loop().create_future()
+        self._send(Save(version=version, path=path))
+        seconds = SAVE_SECONDS + num_bytes / SLOW_DISK_BYTES_PER_SECOND
+        try:
+            saved = await asyncio.wait_for(self._saving, seconds)
+        except TimeoutError:
+            raise RunError(f"The learner has not saved version {version} within {seconds:.0f} s.") from None
+        if saved.error is not None:
+            raise CheckpointError(saved.error)
 
     def receive(self, message: Message) -> None:
         """A message of the learner."""
-        if isinstance(message, GradientsDone | Published | Consumed):
+        if isinstance(message, GradientsDone | Published | Saved | Consumed):
             self._outbox.note_consumed(message.consumed)
         if isinstance(message, GradientsDone):
             if not self._gradients:
@@ -87,8 +120,12 @@ class LearnerClient:
             future = self._gradients.popleft()  # the learner works in order
             if not future.done():
                 future.set_result(message.metrics)
-        elif isinstance(message, Published) and self._update is not None and not self._update.done():
-            self._update.set_result(message)
+        elif isinstance(message, Published):
+            for future in (self._update, self._answer):
+                if future is not None and not future.done():
+                    future.set_result(message)
+        elif isinstance(message, Saved) and self._saving is not None and not self._saving.done():
+            self._saving.set_result(message)
 
     def fail(self, error: Exception) -> None:
         """The run is over: whoever waits, or asks later, gets `error`."""
@@ -99,6 +136,14 @@ class LearnerClient:
                 future.set_exception(error)
                 future.exception()  # seen: nobody may be waiting for this one
         self._gradients.clear()
+
+    def lose(self, error: Exception) -> None:
+        """Its process has ended: who waits for what it would still do in a failed run gets `error`, too."""
+        self.fail(error)
+        for future in (self._answer, self._saving):
+            if future is not None and not future.done():
+                future.set_exception(error)
+                future.exception()  # seen: nobody may be waiting for this one
 
     def _check_alive(self) -> None:
         """It may have died while nobody waited for it, between two steps."""

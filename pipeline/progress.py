@@ -22,6 +22,7 @@ FILES = {  # what a run directory may hold that a user wants to open
     "events.jsonl": "the audit log: headway audit RUN_DIR",
     "config.json": "the configuration as it was used",
     "eval.jsonl": "evaluations",
+    "checkpoints": "the weights: headway export RUN_DIR OUT_DIR",
     "logs": "one file per process",
 }
 
@@ -95,9 +96,15 @@ class Progress:
             self._shown = now
             self._print(self._with_wait())
 
-    def close(self, status: str, run_dir: str | PathLike[str] | None, evaluation: Evaluation | None = None) -> None:
+    def close(
+        self,
+        status: str,
+        run_dir: str | PathLike[str] | None,
+        evaluation: Evaluation | None = None,
+        checkpoint: str | PathLike[str] | None = None,
+    ) -> None:
         """Print the summary. status: completed, stopped or failed; run_dir: None if it was never made; evaluation: the
-        latest, None if there was none.
+        latest, None if there was none; checkpoint: where the weights were saved, None if they were not.
         """
         if self._live is not None:
             self._live.stop()
@@ -119,6 +126,8 @@ class Progress:
         if self._sampling_seconds > 0:
             running = self._running_seconds / self._sampling_seconds
             self._print(f"concurrency: {running:.1f} trajectories on average, of {self._concurrency} asked for")
+        if checkpoint is not None:
+            self._print(f"checkpoint: {checkpoint}")
         if run_dir is not None and Path(run_dir).is_dir():
             self._print(f"files: {run_dir}")
             for name, purpose in FILES.items():

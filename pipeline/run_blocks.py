@@ -51,6 +51,7 @@ class RunBlocks:
         spec = self._spec
         return self._common() | {
             "worker": LEARNER_ROW,
+            "weights": spec.weights,
             "device": spec.learner_device,
             "threads": spec.learner_threads,
             "batches_queue": self._batches_fields,

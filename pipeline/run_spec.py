@@ -13,6 +13,7 @@ class RunSpec:
 
     model: ModelConfig
     seed: int
+    weights: str | None = None  # the model directory that version 0 is loaded from; None: random weights
     max_staleness: int  # optimizer updates
     stale_policy: str  # wait, mask_span or keep: what the gate refuses
     groups_per_step: int

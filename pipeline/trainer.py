@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.advantages import Batchwise, GroupCentered
+from pipeline.checkpoints import Checkpoints
 from pipeline.config import Adam, ForwardBackwardBatch, GroupCompletion, Truncation
 from pipeline.config_checks import is_plain_function, refuse_unknown, shown, warn
 from pipeline.config_json import config_json
@@ -20,6 +21,7 @@ from pipeline.events import EventLog
 from pipeline.json_lines import JsonLines
 from pipeline.losses import Loss
 from pipeline.make_spec import make_rules, make_spec
+from pipeline.model_files import own_model_files, read_model_files
 from pipeline.rollout_engine import RolloutEngine
 from pipeline.run_directory import make_default_run_dir, make_run_dir
 from pipeline.run_spec import RunSpec
@@ -87,6 +89,7 @@ class AsyncTrainer:
         self._validate_batch = validate_batch
         self._evaluator = evaluator
         self._run: TrainingRun | None = None  # the last one
+        self._checkpoints: Checkpoints | None = None  # its
 
     async def run(
         self, rows: Sequence[dict[str, Any]], steps: int, *, description: dict[str, Any] | None = None
@@ -98,6 +101,7 @@ class AsyncTrainer:
         """
         rows = self._training_rows(rows)
         spec, rules = self._check(len(rows), steps)
+        files = _model_files(spec)
         description = description or self._description()
         if self.run_dir is None:
             directory = make_default_run_dir(self.config.mode, time.localtime(), description)
@@ -112,6 +116,7 @@ class AsyncTrainer:
                 closing(JsonLines(directory / "metrics.jsonl")) as metrics,
                 self._open_results(directory) as results,
             ):
+                self._checkpoints = Checkpoints(directory, files, events)
                 self._run = TrainingRun(
                     self.engine,
                     self.config,
@@ -121,6 +126,7 @@ class AsyncTrainer:
                     events=events,
                     metrics=metrics,
                     results=results,
+                    checkpoints=self._checkpoints,
                     log_dir=str(directory / "logs"),
                     evaluator=self._evaluator,
                     validate_batch=self._validate_batch,
@@ -146,6 +152,11 @@ class AsyncTrainer:
     def stopped(self) -> bool:
         """Whether the last run ended before its steps were done, as someone asked for."""
         return self._run is not None and self._run.stopped
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The last run's newest checkpoint, a model directory; None if it has saved none."""
+        return self._checkpoints.latest if self._checkpoints is not None else None
 
     @property
     def evaluations(self) -> list[Evaluation]:
@@ -182,6 +193,13 @@ class AsyncTrainer:
     def _open_results(self, directory: Path) -> AbstractContextManager[JsonLines | None]:
         """eval.jsonl, if anything is evaluated."""
         return nullcontext() if self._evaluator is None else closing(JsonLines(directory / "eval.jsonl"))
+
+
+def _model_files(spec: RunSpec) -> dict[str, bytes]:
+    """What the run's checkpoints hold beside the weights. Raises before anything starts, not when they are saved."""
+    if spec.weights is None:
+        return own_model_files(spec.model, spec.sampling["stop_ids"])
+    return read_model_files(spec.weights)
 
 
 def run(

@@ -73,6 +73,7 @@ class TrainingLoop:
         self._updates = Updates(run, clock)
         self._overlap = overlap_of(config, validates=validate_batch is not None)
         self._training = 0  # the batch that the learner has; 0: none
+        self._stepping: Batch | None = None  # the latest that the learner was asked to step with
 
     def request_stop(self) -> None:
         """End after the update that has begun; a wait for the next batch ends at once, with Stopped."""
@@ -95,6 +96,13 @@ class TrainingLoop:
             return f"the learner, which trains batch {self._training}"
         culprit = self.waits.current
         return "" if culprit is None else culprit.detail
+
+    async def settle(self) -> None:
+        """In a run that was cut off in an update: count it, when the learner has answered. Raises WorkerDied, or
+        RunError after a time.
+        """
+        if await self._updates.settle():
+            self._scheduler.commit(self._stepping, True)
 
     async def step(self) -> Step:
         """One batch. Raises Stopped, or what ended the run."""
@@ -131,7 +139,7 @@ class TrainingLoop:
         if slot is not None:
             for rows in rest:
                 await self._submit(n, rows)
-            self._training = n
+            self._training, self._stepping = n, batch
             metrics |= await self._updates.step(
                 n,
                 slot=slot,

@@ -5,9 +5,12 @@ between them, and all of it closed however it ends.
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from enum import Enum
 from typing import Any
 
 from pipeline.active_run import ActiveRun
+from pipeline.checkpoints import Checkpoints
+from pipeline.config_checks import warn
 from pipeline.evaluations import Evaluations
 from pipeline.evaluator import Evaluation, Evaluator
 from pipeline.events import EventLog
@@ -20,6 +23,15 @@ from pipeline.sampling_counters import SamplingCounters
 from pipeline.schedule import Scheduler, ScheduleRules
 from pipeline.trainer_config import TrainerConfig
 from pipeline.training_loop import Step, Stopped, TrainingLoop, ValidateBatch
+from shm.errors import HeadwayError
+
+
+class Save(Enum):
+    """What becomes of the weights when a run ends."""
+
+    OR_FAIL = 1  # it went as someone wanted: not to save is an error
+    IF_POSSIBLE = 2  # it is ending with an error, which no other one may hide
+    NOTHING = 3
 
 
 class TrainingRun:
@@ -39,6 +51,7 @@ class TrainingRun:
         events: EventLog,
         metrics: JsonLines,
         results: JsonLines | None,
+        checkpoints: Checkpoints,
         log_dir: str,
         evaluator: Evaluator | None,
         validate_batch: ValidateBatch | None,
@@ -54,11 +67,13 @@ class TrainingRun:
         self._events = events
         self._metrics = metrics
         self._results = results
+        self._checkpoints = checkpoints
         self._log_dir = log_dir
         self._evaluator = evaluator
         self._validate_batch = validate_batch
         self._stop_asked = asyncio.Event()
         self._opening = False  # the processes are being started
+        self._saving = False
         self._loop: TrainingLoop | None = None
 
     def request_stop(self) -> None:
@@ -72,11 +87,13 @@ class TrainingRun:
         """Whom the trainer waits for now, in words; empty when it is itself at work."""
         if self._opening:
             return "the processes to start"
+        if self._saving:
+            return f"the learner, which saves version {self._scheduler.version}"
         return self._loop.waits_for if self._loop is not None else ""
 
     async def steps(self) -> AsyncIterator[Step]:
         """Train, yielding each batch when its weights are published. Raises what ended the run, but for a stop."""
-        status = "failed"
+        status, save = "failed", Save.IF_POSSIBLE
         run: ActiveRun | None = None
         rollouts: Rollouts | None = None
         evaluations: Evaluations | None = None
@@ -101,28 +118,70 @@ class TrainingRun:
             if evaluations is not None:
                 await evaluations.launch(scheduler.batches, at_end=True)
                 await evaluations.finish(scheduler.batches)
-            status = "completed"
+            status, save = "completed", Save.OR_FAIL
         except Stopped:
+            status, save, self.stopped = "stopped", Save.OR_FAIL, True
+        except GeneratorExit:  # the caller left its loop
+            status, save, self.stopped = "stopped", Save.OR_FAIL, True
+            raise
+        except asyncio.CancelledError:
             status, self.stopped = "stopped", True
-        except (GeneratorExit, asyncio.CancelledError):  # the caller left its loop, or was cancelled
-            status, self.stopped = "stopped", True
+            if self._stop_asked.is_set():  # this is the second request: end now
+                save = Save.NOTHING
             raise
         finally:
             loop, self._loop, self._opening = self._loop, None, False
-            # Nested, for a cancellation may come in here too: asyncio.run cancels what its coroutine has left behind.
             try:
-                try:
-                    if evaluations is not None:
-                        await evaluations.stop()
-                finally:
-                    if rollouts is not None:
-                        await rollouts.stop()
+                await self._wind_up(run, loop, rollouts, evaluations, save)
+            except asyncio.CancelledError:
+                status, self.stopped = "stopped", True
+                raise
+            except Exception:
+                status = "failed"
+                raise
             finally:
-                try:
-                    if run is not None:
-                        await self._model.end_run(run)
-                finally:
-                    self._log_end(loop, status)
+                self._log_end(loop, status)
+
+    # --- its end -------------------------------------------------------------------------------------------------
+
+    async def _wind_up(
+        self,
+        run: ActiveRun | None,
+        loop: TrainingLoop | None,
+        rollouts: Rollouts | None,
+        evaluations: Evaluations | None,
+        save: Save,
+    ) -> None:
+        """End what samples, save the weights, end the run. Nested, for a cancellation may come in here too (asyncio.run
+        cancels what its coroutine has left behind): it leaves out the save, and nothing else.
+        """
+        try:
+            try:
+                if evaluations is not None:
+                    await evaluations.stop()
+            finally:
+                if rollouts is not None:
+                    await rollouts.stop()
+            if run is not None and loop is not None and save is not Save.NOTHING:
+                await self._save(run, loop, save)
+        finally:
+            if run is not None:
+                await self._model.end_run(run)
+
+    async def _save(self, run: ActiveRun, loop: TrainingLoop, save: Save) -> None:
+        """The last checkpoint: of the version after an update that has begun."""
+        if save is Save.IF_POSSIBLE and not run.learner_serves:
+            return
+        self._saving = True
+        try:
+            await loop.settle()
+            await self._checkpoints.save(run, self._scheduler.version)
+        except HeadwayError as error:
+            if save is Save.OR_FAIL:
+                raise
+            warn(f"The weights of the run that ended early could not be saved: {error}")
+        finally:
+            self._saving = False
 
     # --- what it is made of --------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import numpy as np
 from pipeline.active_run import ActiveRun
 from pipeline.overlap import MAX_PENDING
 from pipeline.rows import Rows
+from workers.messages import Published
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Updates:
     def __init__(self, run: ActiveRun, clock: Callable[[], float]) -> None:
         self._run = run
         self._clock = clock
+        self._batch, self._began = 0, 0.0  # of the latest step
         self.begin()
 
     def begin(self) -> None:
@@ -65,7 +67,7 @@ class Updates:
         """The gate, the step, the new weights in their slot. Returns the learner's metrics."""
         run, version = self._run, self._run.slots.committed
         # The step follows at once: the learner works in order, and needs no word from here in between.
-        began = self._clock()
+        self._batch, self._began = batch, self._clock()
         published = await run.learner.optim_step(
             batch,
             from_version=version,
@@ -76,17 +78,30 @@ class Updates:
             gradient_scale=gradient_scale,
         )
         metrics = merge_chunks([(await future, counts) for future, counts in self._chunks], gradient_scale)
+        self._note(published)
         metrics |= published.metrics
-        num_bytes = int(metrics.pop("publish_bytes"))
-        run.events.log(
-            "optim", step=batch, **{"from": version, "to": published.version}, seconds=round(self._clock() - began, 6)
-        )
-        run.slots.published(published.version, published.slot)
-        seconds = metrics["train/publish_seconds"]
-        run.events.log(
-            "published", version=published.version, slot=published.slot, bytes=num_bytes, seconds=round(seconds, 6)
-        )
+        del metrics["publish_bytes"]
         return metrics
+
+    async def settle(self) -> bool:
+        """When `step` was cut off, by a cancellation or by the run's failure: wait for the learner's answer, and note
+        the update as any other. Returns whether there was one. Raises WorkerDied, or RunError after a time.
+        """
+        published = await self._run.learner.settle()
+        if published is None:
+            return False
+        self._note(published)
+        return True
+
+    def _note(self, published: Published) -> None:
+        """The new version, in the log and for whoever samples."""
+        events, version = self._run.events, published.version
+        seconds = round(self._clock() - self._began, 6)
+        events.log("optim", step=self._batch, **{"from": version - 1, "to": version}, seconds=seconds)
+        self._run.slots.published(version, published.slot)
+        seconds = round(published.metrics["train/publish_seconds"], 6)
+        num_bytes = int(published.metrics["publish_bytes"])
+        events.log("published", version=version, slot=published.slot, bytes=num_bytes, seconds=seconds)
 
 
 def merge_chunks(chunks: Sequence[tuple[dict[str, float], Counts]], gradient_scale: float) -> dict[str, float]:

@@ -7,7 +7,6 @@ from there in pieces.
 import errno
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -16,9 +15,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from workers.checkpoint_files import check_tensors
+from workers.disk_space import no_space, require_space
 from workers.errors import CheckpointError
 from workers.hf_names import hf_places
 from workers.model_config import ModelConfig, layout
+from workers.safetensors_header import TensorInfo
 
 PIECE_BYTES = 1 << 26  # written at once: what is converted, or copied from a GPU, at a time
 SYNC_BYTES = 1 << 30  # written between two syncs, so that the last one is no long silence
@@ -38,16 +39,24 @@ def load_flat(
     infos = check_tensors(directory, config)
     places = hf_places(config)
     flat = torch.empty(layout(config).num_elements, dtype=torch.float32, device=device)
+    for name, tensor in mapped_tensors(infos):
+        beat()
+        place = places[name]
+        flat.narrow(0, place.offset, place.num_elements).view(place.shape).copy_(tensor)
+    return flat
+
+
+def mapped_tensors(infos: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) of all `infos`, file by file. A tensor is a view of its mapped file: only what is read of it takes
+    memory, and that the kernel can take back.
+    """
     for file in dict.fromkeys(info.file for info in infos.values()):
         try:
             with safe_open(file, framework="pt") as tensors:
                 for name in (name for name, info in infos.items() if info.file == file):
-                    beat()
-                    place = places[name]
-                    flat.narrow(0, place.offset, place.num_elements).view(place.shape).copy_(tensors.get_tensor(name))
+                    yield name, tensors.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{file} can't be read ({error}); copy or download it again.") from error
-    return flat
 
 
 def hf_tensors(flat: Tensor, config: ModelConfig) -> dict[str, Tensor]:
@@ -99,28 +108,11 @@ def write_tensors(
         os.replace(temporary, path)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise _no_space(path.parent, num_bytes) from error
+            raise no_space(path.parent, num_bytes) from error
         raise CheckpointError(f"{path} can't be written: {error.strerror}; see to that place.") from error
     finally:
         temporary.unlink(missing_ok=True)
     return num_bytes
-
-
-def require_space(directory: Path, num_bytes: int) -> None:
-    """Raise CheckpointError, with need and have, unless `directory` has room for so many bytes more."""
-    try:
-        free = shutil.disk_usage(directory).free
-    except OSError as error:
-        raise CheckpointError(f"{directory} can't be written to: {error.strerror}; see to that place.") from error
-    if free < num_bytes:
-        raise _no_space(directory, num_bytes)
-
-
-def _no_space(directory: Path, num_bytes: int) -> CheckpointError:
-    free = shutil.disk_usage(directory).free
-    return CheckpointError(
-        f"{directory} has {free:,} bytes free, and {num_bytes:,} are to be written; make room. Nothing was left there."
-    )
 
 
 def _header(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> bytes:

@@ -16,6 +16,8 @@ from shm.ledger import Activity, State
 from shm.queue import QueueConsumer
 from workers.attach import DTYPES, Attachments
 from workers.channel import WorkerChannel
+from workers.checkpoint_io import load_flat, save_weights
+from workers.errors import CheckpointError
 from workers.messages import (
     Consumed,
     ForwardBackward,
@@ -24,6 +26,8 @@ from workers.messages import (
     OptimStep,
     Payload,
     Published,
+    Save,
+    Saved,
 )
 from workers.packing import TrainingRows
 from workers.serving import HEARTBEAT_SECONDS, ends_run, introduce, serve_run
@@ -55,8 +59,10 @@ class Learner:
         self._trained_versions: set[int] = set()
         self._weightless_versions: set[int] = set()
         self._gradients_at = 0
+        weights, beat = config["weights"], lambda: self._row.beat(Activity.STARTING)
         self._trainee = Trainee(
             attached.model,
+            initial=None if weights is None else load_flat(weights, attached.model, config["device"], beat),
             seed=config["seed"],
             optimizer=config["optimizer"],
             loss=config["loss"],
@@ -93,6 +99,8 @@ class Learner:
             elif isinstance(message, OptimStep):
                 self._optim_step(message)
                 num_updates += 1
+            elif isinstance(message, Save):
+                self._save(message)
 
     def publish(self, version: int, slot: int) -> int:
         """Copy the weights into `slot`, mark it READY, then write `policy_version`. Returns the bytes copied."""
@@ -148,6 +156,23 @@ class Learner:
         self._channel.send(
             Published(version=message.to_version, slot=message.slot, metrics=metrics, consumed=self._inbox.consumed)
         )
+
+    def _save(self, message: Save) -> None:
+        """Answer for it either way: a full disk is no reason to end the process that holds the weights."""
+        version = self._ledger.policy_version()
+        num_bytes, error = 0, None
+        try:
+            if message.version != version:
+                raise CheckpointError(f"The learner is at version {version}, so version {message.version} isn't saved.")
+            num_bytes = save_weights(
+                message.path,
+                self._trainee.flat,
+                self._trainee.config,
+                beat=lambda: self._row.beat(Activity.BUSY),
+            )
+        except CheckpointError as broken:
+            error = str(broken)
+        self._channel.send(Saved(version=version, num_bytes=num_bytes, error=error, consumed=self._inbox.consumed))
 
     def _pass_gate(self, message: OptimStep) -> None:
         """Refuse the step unless every segment is young enough and everyone left behind can still train in time.

@@ -238,6 +238,24 @@ class Published(Message):
 
 
 @dataclass(slots=True)
+class Save(Message):
+    """Supervisor → learner: write the weights of `version`, float32, as the safetensors file `path`."""
+
+    version: int
+    path: str
+
+
+@dataclass(slots=True)
+class Saved(Message):
+    """Learner → supervisor: they are on disk, synced. Or `error` says in one sentence why not; nothing is left then."""
+
+    version: int
+    num_bytes: int
+    error: str | None
+    consumed: int = 0
+
+
+@dataclass(slots=True)
 class Environments(Message):
     """Supervisor → environment process."""
 
@@ -269,6 +287,8 @@ KINDS: dict[int, type[Message]] = {
     21: GradientsDone,
     22: OptimStep,
     23: Published,
+    24: Save,
+    25: Saved,
     30: Environments,
     31: EnvironmentReplies,
 }

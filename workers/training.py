@@ -34,7 +34,8 @@ class TrainingError(HeadwayError, ValueError):
 class Trainee:
     """A model in training. Deterministic on the CPU: same seed, same calls, same bits (for one thread count).
 
-    optimizer: {"beta1", "beta2", "eps", "weight_decay", "grad_clip_norm"}, all optional. Matrices alone decay,
+    initial: the weights to begin with, float32 [num_elements] on `device`, which become its own; None: random ones, by
+    `seed`. optimizer: {"beta1", "beta2", "eps", "weight_decay", "grad_clip_norm"}, all optional. Matrices alone decay,
     decoupled (AdamW); grad_clip_norm is the largest norm of the whole gradient, None for no clipping. loss: a record
     for `losses.build_loss`. kl_coefficient: of the KL divergence to the first weights, of which a private copy is kept;
     entropy_coefficient: of the entropy, which is rewarded; 0 is off, and both are normalised like the loss.
@@ -47,6 +48,7 @@ class Trainee:
         config: ModelConfig,
         *,
         seed: int,
+        initial: Tensor | None = None,
         optimizer: dict[str, Any],
         loss: dict[str, Any],
         kl_coefficient: float = 0.0,
@@ -64,7 +66,8 @@ class Trainee:
             raise TrainingError(f"micro_batch_tokens is {micro_batch_tokens}; a micro-batch holds at least 1 token.")
         self.config = config
         self.device = torch.device(device)
-        self.flat = init_flat(config, seed).to(self.device)  # float32 [num_elements]: what publishing copies
+        # float32 [num_elements]: what publishing copies
+        self.flat = init_flat(config, seed).to(self.device) if initial is None else initial
         self.flat_grad = torch.zeros_like(self.flat)
         self._gradients = bind_weights(self.flat_grad, config).named
         # What the model computes with: master weights and their gradient, or a rounded copy and its own.

@@ -93,6 +93,16 @@ def test_summary_tells_the_latest_evaluation():
     assert output.getvalue().splitlines()[1] == wanted
 
 
+def test_summary_names_the_checkpoint(tmp_path):
+    checkpoint = tmp_path / "checkpoints" / "version-7"
+    checkpoint.mkdir(parents=True)
+    progress, output, _ = make()
+    progress.close("completed", tmp_path, checkpoint=checkpoint)
+    lines = output.getvalue().splitlines()
+    assert lines[1] == f"checkpoint: {checkpoint}"
+    assert lines[3].split() == ["checkpoints", "the", "weights:", "headway", "export", "RUN_DIR", "OUT_DIR"]
+
+
 def test_terminal_shows_one_line_that_is_rewritten():
     progress, output, clock = make(terminal=True)
     for n in (1, 2, 3):

@@ -1,0 +1,76 @@
+"""The files of a model directory beside its weights: read when a run begins, so that its checkpoints have them whatever
+becomes of the directory meanwhile.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ConfigError
+from workers.checkpoint_files import check_tensors
+from workers.errors import CheckpointError
+from workers.hf_config import read_model_config, to_hf_config
+from workers.model_config import ModelConfig
+from workers.safetensors_header import DTYPE_NAMES
+
+CONFIG = "config.json"
+# What transformers reads of a language model; a directory holds some of them.
+COPIED = (
+    CONFIG,
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+COPIED_PATTERNS = ("additional_chat_templates/*.jinja", "LICENSE*", "NOTICE*")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
+
+
+def read_model_files(directory: Path | str) -> dict[str, bytes]:
+    """Path within the directory -> contents. config.json tells the dtype: the tensors', if it says nothing itself, as
+    transformers takes it.
+    """
+    directory = Path(directory)
+    paths = [directory / name for name in COPIED if (directory / name).is_file()]
+    paths += [path for pattern in COPIED_PATTERNS for path in sorted(directory.glob(pattern)) if path.is_file()]
+    try:
+        files = {str(path.relative_to(directory)): path.read_bytes() for path in paths}
+    except OSError as error:
+        raise ConfigError(f"{error.filename} can't be read: {error.strerror}; make it readable.") from error
+    values = json.loads(files[CONFIG])
+    if _dtype_of(values) is None:
+        tensors = check_tensors(directory, read_model_config(directory))
+        files[CONFIG] = _json(values | {"dtype": DTYPE_NAMES[next(iter(tensors.values())).dtype]})
+    return files
+
+
+def own_model_files(config: ModelConfig, stop_ids: Sequence[int]) -> dict[str, bytes]:
+    """For a model of ours, which begins from random weights: a config.json alone. Raises ModelConfigError for a model
+    that no family of Hugging Face has.
+    """
+    ids = {"bos_token_id": None, "eos_token_id": list(stop_ids), "pad_token_id": None}
+    return {CONFIG: _json(to_hf_config(config) | ids | {"dtype": "float32"})}
+
+
+def model_dtype(directory: Path) -> str:
+    """What config.json of a checkpoint says that the weights are to be kept in: float32, bfloat16 or float16."""
+    path = directory / CONFIG
+    dtype = _dtype_of(json.loads(path.read_bytes()))
+    if dtype not in DTYPE_NAMES.values():
+        raise CheckpointError(f"{path} names the dtype {dtype!r:.100}; it must be one of {list(DTYPE_NAMES.values())}.")
+    return dtype
+
+
+def _dtype_of(values: dict[str, Any]) -> Any:
+    return values.get("dtype") or values.get("torch_dtype")  # the second is the key's older name
+
+
+def _json(values: dict[str, Any]) -> bytes:
+    return (json.dumps(values, indent=2) + "\n").encode()

@@ -1,0 +1,233 @@
+"""What a run leaves of its weights, however it ends."""
+
+import asyncio
+import os
+import signal
+from dataclasses import replace
+
+import psutil
+import pytest
+import torch
+from running import audit, events_of, make_trainer, published_weights
+
+import pipeline as rl
+from pipeline import checkpoints, trainer
+from pipeline.checkpoints import latest_checkpoint
+from pipeline.tasks import guess
+from tests.small_models import write_small_model
+from workers.checkpoint_io import load_flat
+from workers.errors import CheckpointError, WorkerDied
+from workers.hf_config import read_model_config
+
+ROWS = guess.train_rows(0)
+
+
+@pytest.fixture(scope="module")
+def model():
+    with rl.Supervisor(device="cpu") as supervisor:
+        yield supervisor
+
+
+def check_checkpoint(run_dir, version):
+    """The run's one checkpoint is `version`'s, whole, logged before the end, and the audit accepts it."""
+    path = run_dir / "checkpoints" / f"version-{version}"
+    assert latest_checkpoint(run_dir) == path
+    assert os.listdir(run_dir / "checkpoints") == [path.name]
+    assert sorted(os.listdir(path)) == ["config.json", "model.safetensors"]
+    (event,) = events_of(run_dir, "checkpoint")
+    assert (event["version"], event["path"]) == (version, f"checkpoints/version-{version}")
+    assert 0 < event["seconds"] < event["t"]
+    assert [event["event"] for event in events_of(run_dir)][-2:] == ["checkpoint", "end"]
+    assert audit(run_dir) == 0
+    return load_flat(path, read_model_config(path))
+
+
+async def until(condition):
+    """Waits for it; pytest's timeout is the bound."""
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def learner_pid(model):
+    return model._run.workers.learner.pid
+
+
+def test_a_completed_run_saves_what_it_has_published(model, tmp_path):
+    trainer, published = make_trainer(model, tmp_path / "run"), []
+
+    async def train():
+        async for step in trainer.run(ROWS, steps=3):
+            published.append((step.model_step, published_weights(model)))
+
+    asyncio.run(train())
+    version, weights = published[-1]
+    assert torch.equal(check_checkpoint(tmp_path / "run", version), torch.from_numpy(weights))
+    assert trainer.checkpoint == tmp_path / "run" / "checkpoints" / f"version-{version}"
+
+
+def test_a_stopped_run_saves(model, tmp_path):
+    trainer = make_trainer(model, tmp_path / "run")
+    steps = rl.run(trainer, ROWS, steps=100, on_step=lambda step: trainer.request_stop())
+    assert trainer.stopped
+    check_checkpoint(tmp_path / "run", steps[-1].model_step)
+
+
+@pytest.mark.parametrize("leave", ["break", "cancel"])
+def test_a_run_whose_caller_left_saves(model, tmp_path, leave):
+    trainer = make_trainer(model, tmp_path / "run")
+
+    async def train():
+        steps = trainer.run(ROWS, steps=100)
+        async for step in steps:
+            if leave == "break":
+                await steps.aclose()
+                return step.model_step
+            asyncio.current_task().cancel()
+
+    if leave == "break":
+        version = asyncio.run(train())
+    else:
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(train())
+        version = events_of(tmp_path / "run", "published")[-1]["version"]
+    check_checkpoint(tmp_path / "run", version)
+
+
+def test_a_run_that_is_cancelled_after_a_stop_saves_nothing(model, tmp_path):
+    trainer = make_trainer(model, tmp_path / "run")
+
+    async def train():
+        async for _ in trainer.run(ROWS, steps=100):
+            trainer.request_stop()
+            asyncio.current_task().cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(train())
+    assert latest_checkpoint(tmp_path / "run") is None
+    assert audit(tmp_path / "run") == 0
+    assert trainer.checkpoint is None
+
+
+def test_a_run_that_failed_beside_the_learner_saves(model, tmp_path):
+    def refuse(trajectories, metrics):
+        raise ValueError("the batch looks wrong")
+
+    with pytest.raises(ValueError, match="the batch looks wrong"):
+        rl.run(make_trainer(model, tmp_path / "run", validate_batch=refuse), ROWS, steps=3)
+    check_checkpoint(tmp_path / "run", 0)
+
+
+def test_an_update_that_has_begun_when_the_run_fails_is_saved_with_its_version(model, tmp_path):
+    """The learner is held in an update while something else ends the run."""
+    trainer = make_trainer(model, tmp_path / "run")
+
+    async def fail_in_an_update(run, pid):
+        await until(lambda: trainer.waits_for == "the learner, which trains batch 2")
+        run.fail(rl.RunError("Something beside the learner broke."))
+        await until(lambda: trainer.waits_for.startswith("the learner, which saves"))
+        os.kill(pid, signal.SIGCONT)
+
+    async def train():
+        async for _ in trainer.run(ROWS, steps=3):
+            os.kill(learner_pid(model), signal.SIGSTOP)
+            failing = asyncio.create_task(fail_in_an_update(model._run, learner_pid(model)))
+        await failing
+
+    with pytest.raises(rl.RunError, match="Something beside the learner broke"):
+        asyncio.run(train())
+    check_checkpoint(tmp_path / "run", 2)
+
+
+def train_and_hold_the_save(model, trainer, then):
+    """One step, at whose end the learner stands still; then(pid, training) when it has been asked to save."""
+
+    async def hold(pid, training):
+        await until(lambda: trainer.waits_for == "the learner, which saves version 1")
+        then(pid, training)
+
+    async def train():
+        async for _ in trainer.run(ROWS, steps=1):
+            pid = learner_pid(model)
+            os.kill(pid, signal.SIGSTOP)
+            holding = asyncio.create_task(hold(pid, asyncio.current_task()))
+        await holding
+
+    asyncio.run(train())
+
+
+def test_a_learner_killed_in_a_save_leaves_no_half_checkpoint(model, tmp_path):
+    folder = tmp_path / "run" / "checkpoints"
+
+    def kill(pid, training):
+        assert os.listdir(folder) == [".tmp-version-1"]
+        os.kill(pid, signal.SIGKILL)
+
+    with pytest.raises(WorkerDied, match="SIGKILL"):
+        train_and_hold_the_save(model, make_trainer(model, tmp_path / "run"), kill)
+    assert os.listdir(folder) == []
+    assert [event["status"] for event in events_of(tmp_path / "run", "end")] == ["failed"]
+    assert audit(tmp_path / "run") == 0
+
+
+def test_a_cancellation_ends_a_save_at_once(model, tmp_path):
+    """Nobody may have to wait for a large file: the learner is ended, and the next run gets a new one."""
+    pids = []
+
+    def cancel(pid, training):
+        pids.append(pid)
+        training.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        train_and_hold_the_save(model, make_trainer(model, tmp_path / "run"), cancel)
+    assert not psutil.pid_exists(*pids)
+    assert os.listdir(tmp_path / "run" / "checkpoints") == []
+    assert audit(tmp_path / "run") == 0
+    rl.run(make_trainer(model, tmp_path / "next"), ROWS, steps=1)
+    check_checkpoint(tmp_path / "next", 1)
+
+
+def test_a_save_that_the_learner_can_not_make_fails_the_run_and_nothing_else(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "SINGLE", "absent/model.safetensors")
+    with pytest.raises(CheckpointError, match="can't be written"):
+        rl.run(make_trainer(model, tmp_path / "run"), ROWS, steps=1)
+    assert os.listdir(tmp_path / "run" / "checkpoints") == []
+    assert [event["status"] for event in events_of(tmp_path / "run", "end")] == ["failed"]
+    monkeypatch.undo()
+    rl.run(make_trainer(model, tmp_path / "next"), ROWS, steps=1)
+    check_checkpoint(tmp_path / "next", 1)
+
+
+def test_what_a_killed_run_has_left_half_done_is_removed(model, tmp_path):
+    leftover = tmp_path / "run" / "checkpoints" / ".tmp-version-9"
+    leftover.mkdir(parents=True)
+    (leftover / "model.safetensors").write_bytes(b"half")
+    assert latest_checkpoint(tmp_path / "run") is None
+    rl.run(make_trainer(model, tmp_path / "run"), ROWS, steps=1)
+    check_checkpoint(tmp_path / "run", 1)
+
+
+def test_a_run_begins_from_the_weights_of_a_model_directory(tmp_path, monkeypatch):
+    vocab_size = guess.chat_format().vocab_size  # the words of `guess` are its ids
+    options = {"family": "qwen3", "dtype": "bfloat16", "tie": False, "shards": 2, "vocab_size": vocab_size}
+    directory = write_small_model(tmp_path / "model", **options)
+    config = read_model_config(directory)
+    make_spec = trainer.make_spec
+    monkeypatch.setattr(
+        trainer, "make_spec", lambda *args, **options: replace(make_spec(*args, **options), weights=str(directory))
+    )
+    published = []
+
+    async def train(training):
+        async for step in training.run(ROWS, steps=1):
+            published.extend(torch.from_numpy(published_weights(model, version)) for version in (0, step.model_step))
+
+    with rl.Supervisor(device="cpu", model_config=config) as model:
+        training = make_trainer(model, tmp_path / "run", optimizer=rl.Adam(lr=0.1))
+        asyncio.run(train(training))
+    assert torch.equal(published[0], load_flat(directory, config))
+    assert not torch.equal(published[1], published[0])
+    assert torch.equal(load_flat(training.checkpoint, config), published[1])
+    kept = {path.name for path in directory.iterdir() if "safetensors" not in path.name}
+    assert set(os.listdir(training.checkpoint)) == kept | {"model.safetensors"}
+    for name in kept:
+        assert (training.checkpoint / name).read_bytes() == (directory / name).read_bytes()
