@@ -3,6 +3,7 @@
 The supervisor makes every block, so every block lives exactly as long as the run: `RunBlocks.close` frees them all.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from pipeline.run_spec import RunSpec
@@ -101,8 +102,10 @@ class RunBlocks:
 
     def _common(self) -> dict[str, Any]:
         spec = self._spec
+        # No context is longer, so no process needs rotations (or takes rows) beyond.
+        model = replace(spec.model, max_positions=min(spec.model.max_positions, spec.max_context_tokens))
         return {
-            "model": spec.model.to_fields(),
+            "model": model.to_fields(),
             "seed": spec.seed,
             "dtype": spec.dtype,
             "check_weights": spec.check_weights,

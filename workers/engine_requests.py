@@ -86,8 +86,8 @@ def check_request(request: EngineRequest, versions: Collection[int], kv_tokens: 
             f"{what} has room for {available}. Shorten its budget, or make that larger."
         )
     # Seen as unsigned, a negative id is too large as well.
-    if request.tokens.dtype != np.int32 or int(request.tokens.view(np.uint32).max()) >= config.vocab_size:
+    if request.tokens.dtype != np.int32 or int(request.tokens.view(np.uint32).max()) >= config.num_ids:
         raise EngineError(
             f"{name} has {request.tokens.dtype} token ids from {request.tokens.min()} to {request.tokens.max()}; "
-            f"they must be int32 and in [0, {config.vocab_size})."
+            f"they must be int32 and in [0, {config.num_ids})."
         )

@@ -9,6 +9,7 @@ Shape letters: L layers, K key/value heads, G query heads per key/value head, h 
 (lanes), Q queries a sequence (padded), T keys (padded).
 """
 
+from dataclasses import dataclass
 from functools import lru_cache
 from math import sqrt
 
@@ -67,15 +68,29 @@ class Window:
         pool.index_copy_(0, rows, tokens.permute(2, 0, 1, 3, 4))
 
 
-@lru_cache(maxsize=8)
-def _causal_table(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[width, width]: row p is the additive mask of a query at position p."""
-    return torch.full((width, width), float("-inf"), dtype=dtype, device=device).triu_(1)
+@lru_cache(maxsize=16)
+def _causal_table(width: int, reach: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[width, width]: row p is the additive mask of a query at position p that sees `reach` positions, its own last."""
+    seen = torch.ones((width, width), dtype=torch.bool, device=device).tril_().triu_(1 - reach)
+    return torch.zeros((width, width), dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))
+
+
+@dataclass(slots=True)
+class _View:
+    """What the queries of one pass see in layers of one reach: keys from `begin` on, minus what the mask hides.
+
+    mask: additive; None: made for each block of queries. beta 0: all those keys are seen, the mask is not looked at.
+    """
+
+    reach: int
+    begin: int
+    mask: Tensor | None = None
+    beta: float = 1.0
 
 
 class WindowAttention:
     """Causal attention of one pass for the sequences in B lanes of a window, from the lane `first` on, for all
-    layers.
+    layers. (A lane's `Window` is where its KV lies; how far back a layer looks is called its reach here.)
     """
 
     def __init__(
@@ -103,41 +118,58 @@ class WindowAttention:
         self.places = torch.from_numpy(places.ravel()).to(device)
         self.pad: Tensor | None = None  # [B * Q] token of each padded query; a short sequence repeats its last
         self.unpad: Tensor | None = None  # [N] padded query of each token
-        query_position = starts[:, None]
+        self.query_position = starts[:, None]  # [B, Q]
         if num_queries > 1:
             offsets = np.minimum(np.arange(num_queries), takes[:, None] - 1)
-            query_position = query_position + offsets
+            self.query_position = self.query_position + offsets
             if self.num_tokens < len(takes) * num_queries:
                 first_token = np.cumsum(takes) - takes
                 self.pad = torch.from_numpy((first_token[:, None] + offsets).ravel()).to(device)
                 self.unpad = torch.from_numpy(sequence * num_queries + position - starts[sequence]).to(device)
-        num_rows = num_queries * self.num_groups
-        self.use_bmm = num_rows <= _BMM_QUERIES and dtype in (torch.float32, torch.float64)
+        self.use_bmm = num_queries * self.num_groups <= _BMM_QUERIES and dtype in (torch.float32, torch.float64)
         self.queries_per_block = max(1, _MASK_CELLS // (len(takes) * self.num_groups * self.num_keys))
-        self.beta = 1.0
-        self.mask: Tensor | None = None
-        if not self.use_bmm:
-            self.query_position = torch.from_numpy(query_position).to(device)
-            if self.queries_per_block >= num_queries:
-                self.mask = self._mask(self.query_position, dtype)
-        elif num_queries == 1 and int(starts.min()) + 1 == self.num_keys:
-            self.beta, self.mask = 0.0, _causal_table(1, dtype, device).view(1, 1, 1)  # every key is seen
-        elif window.width <= _TABLE_WIDTH:
-            num_shared = 1 if num_queries == 1 else self.num_groups  # rows that baddbmm does not repeat by itself
-            by_row = np.broadcast_to(query_position[:, None, :, None], (len(takes), num_kv, num_queries, num_shared))
-            table = _causal_table(window.width, dtype, device)
-            chosen = table.index_select(0, torch.from_numpy(by_row.ravel()).to(device))
-            self.mask = chosen.view(len(takes) * num_kv, -1, window.width)[:, :, : self.num_keys]
+        first_query = int(starts.min())
+        if config.layer_windows:
+            # A window that no key of this pass lies beyond is none.
+            reaches = [min(window, self.num_keys) or self.num_keys for window in config.layer_windows]
+            views = {reach: self._view(reach, first_query) for reach in set(reaches)}
+            self.views = [views[reach] for reach in reaches]
         else:
-            wide = self._mask(torch.from_numpy(query_position).to(device), dtype).expand(-1, num_kv, -1, -1)
-            self.mask = wide.reshape(-1, num_rows, self.num_keys)
+            self.views = [self._view(self.num_keys, first_query)] * config.num_layers
 
-    def _mask(self, query_position: Tensor, dtype: torch.dtype) -> Tensor:
-        """query positions [B, q] -> additive [B, 1, q * G, T]: 0 where the key is not after the query, else -inf."""
-        keys = torch.arange(self.num_keys, device=query_position.device)
-        is_later = keys > query_position.repeat_interleave(self.num_groups, dim=1).unsqueeze(-1)
-        mask = torch.zeros(is_later.shape, dtype=dtype, device=query_position.device)
-        return mask.masked_fill_(is_later, float("-inf")).unsqueeze(1)
+    def _view(self, reach: int, first_query: int) -> _View:
+        view = _View(reach, begin=max(0, first_query + 1 - reach))
+        device, dtype = self.window.kv.device, self.window.kv.dtype
+        if not self.use_bmm:
+            if self.queries_per_block >= self.num_queries:
+                view.mask = self._mask(self.query_position, reach, view.begin)
+        elif self.num_queries == 1 and first_query + 1 == self.num_keys:
+            view.beta, view.mask = 0.0, _causal_table(1, 1, dtype, device).view(1, 1, 1)  # every key is seen
+        elif self.window.width <= _TABLE_WIDTH:
+            num_shared = 1 if self.num_queries == 1 else self.num_groups  # rows that baddbmm does not repeat by itself
+            shape = (self.num_sequences, self.num_kv, self.num_queries, num_shared)
+            by_row = np.broadcast_to(self.query_position[:, None, :, None], shape)
+            reach = reach if reach < self.num_keys else self.window.width  # one table for all that see everything
+            table = _causal_table(self.window.width, reach, dtype, device)
+            chosen = table.index_select(0, torch.from_numpy(by_row.ravel()).to(device))
+            view.mask = chosen.view(shape[0] * shape[1], -1, self.window.width)[:, :, view.begin : self.num_keys]
+        else:
+            wide = self._mask(self.query_position, reach, view.begin).expand(-1, self.num_kv, -1, -1)
+            view.mask = wide.reshape(-1, self.num_queries * self.num_groups, self.num_keys - view.begin)
+        return view
+
+    def _mask(self, query_position: np.ndarray, reach: int, begin: int) -> Tensor:
+        """query positions [B, q] -> additive [B, 1, q * G, T - begin]: -inf where the key lies after the query or out
+        of its reach.
+        """
+        device, dtype = self.window.kv.device, self.window.kv.dtype
+        queries = torch.from_numpy(query_position).to(device).repeat_interleave(self.num_groups, dim=1).unsqueeze(-1)
+        keys = torch.arange(begin, self.num_keys, device=device)
+        is_hidden = keys > queries
+        if reach < self.num_keys:
+            is_hidden |= keys <= queries - reach
+        mask = torch.zeros(is_hidden.shape, dtype=dtype, device=device)
+        return mask.masked_fill_(is_hidden, float("-inf")).unsqueeze(1)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [N, K * G, h], k and v [N, K, h] of the new tokens -> [N, K * G, h]; k and v stay in the window."""
@@ -158,21 +190,31 @@ class WindowAttention:
 
     def _attend_short(self, layer: int, q: Tensor) -> Tensor:
         all_keys, all_values = self.window.layers[layer]
+        view = self.views[layer]
         lanes = slice(self.first * self.num_kv, (self.first + self.num_sequences) * self.num_kv)
-        keys, values = all_keys[lanes, : self.num_keys], all_values[lanes, : self.num_keys]
-        assert self.mask is not None, "short queries always come with a mask"
-        scores = torch.baddbmm(self.mask, q, keys.transpose(1, 2), beta=self.beta, alpha=self.scale)
+        seen = slice(view.begin, self.num_keys)
+        keys, values = all_keys[lanes, seen], all_values[lanes, seen]
+        assert view.mask is not None, "short queries always come with a mask"
+        scores = torch.baddbmm(view.mask, q, keys.transpose(1, 2), beta=view.beta, alpha=self.scale)
         return torch.bmm(torch.softmax(scores, dim=-1), values)
 
     def _attend_long(self, layer: int, q: Tensor) -> Tensor:
+        view = self.views[layer]
         keys, values = self.window.kv[layer, :, self.first : self.first + self.num_sequences, :, : self.num_keys]
         q = q.view(self.num_sequences, self.num_kv, -1, self.head_dim)
-        if self.mask is not None:
-            return F.scaled_dot_product_attention(q, keys, values, attn_mask=self.mask, scale=self.scale)
+        if view.mask is not None:
+            keys, values = keys[:, :, view.begin :], values[:, :, view.begin :]
+            return F.scaled_dot_product_attention(q, keys, values, attn_mask=view.mask, scale=self.scale)
         blocks = []
         step = self.queries_per_block
-        for begin in range(0, self.num_queries, step):
-            mask = self._mask(self.query_position[:, begin : begin + step], q.dtype)
-            part = q[:, :, begin * self.num_groups : (begin + step) * self.num_groups]
-            blocks.append(F.scaled_dot_product_attention(part, keys, values, attn_mask=mask, scale=self.scale))
+        for first in range(0, self.num_queries, step):
+            positions = self.query_position[:, first : first + step]
+            begin = max(0, int(positions.min()) + 1 - view.reach)
+            mask = self._mask(positions, view.reach, begin)
+            part = q[:, :, first * self.num_groups : (first + step) * self.num_groups]
+            blocks.append(
+                F.scaled_dot_product_attention(
+                    part, keys[:, :, begin:], values[:, :, begin:], attn_mask=mask, scale=self.scale
+                )
+            )
         return torch.cat(blocks, dim=2)

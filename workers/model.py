@@ -17,8 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from workers.model_config import ModelConfig, layout
+from workers.rope_scaling import frequencies
 
-# attend(layer, q [N, H, h], k [N, K, h], v [N, K, h]) -> [N, H, h]: causal attention, scale 1/sqrt(h), after RoPE.
+# attend(layer, q [N, H, h], k [N, K, h], v [N, K, h]) -> [N, H, h]: causal attention within the layer's window, scale
+# 1/sqrt(h), after RoPE.
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -42,13 +44,18 @@ class LayerWeights:
 
 @dataclass(slots=True)
 class Weights:
-    """A model's tensors; `head` is `embed` itself when they are tied. `named` holds each tensor once."""
+    """A model's tensors; `head` is `embed` itself when they are tied. `named` holds each tensor once.
+
+    `num_ids`: how many rows of the head belong to ids that exist, None for all; `unused_ids` int64: the holes in them.
+    """
 
     embed: Tensor  # [V, D]
     layers: list[LayerWeights]
     final_norm: Tensor  # [D]
     head: Tensor  # [V, D]
     named: dict[str, Tensor]
+    num_ids: int | None = None
+    unused_ids: Tensor | None = None
 
 
 def bind_weights(flat: Tensor, config: ModelConfig) -> Weights:
@@ -65,7 +72,15 @@ def bind_weights(flat: Tensor, config: ModelConfig) -> Weights:
         prefix = f"layers.{layer}."
         own = {name.removeprefix(prefix): tensor for name, tensor in named.items() if name.startswith(prefix)}
         layers.append(LayerWeights(**own))
-    return Weights(named["embed"], layers, named["final_norm"], named.get("head", named["embed"]), named)
+    return Weights(
+        embed=named["embed"],
+        layers=layers,
+        final_norm=named["final_norm"],
+        head=named.get("head", named["embed"]),
+        named=named,
+        num_ids=config.num_ids if config.num_ids < config.vocab_size else None,
+        unused_ids=torch.tensor(config.unused_ids, device=flat.device) if config.unused_ids else None,
+    )
 
 
 EMBEDDING_STD = 0.1
@@ -99,15 +114,16 @@ def _initial_std(name: str, inputs: int) -> float:
 class RopeTable:
     """Cosines and signed sines of all positions, in the half-rotation form that Hugging Face's checkpoints need.
 
-    Feature i turns with feature i + h/2 by the angle position * theta^(-2i/h). The sines of the first half are stored
-    negated: rotated = x * cos + swap_halves(x) * sin.
+    Feature i turns with feature i + h/2 by the angle position * frequency(i), `rope_scaling.frequencies`. The sines of
+    the first half are stored negated: rotated = x * cos + swap_halves(x) * sin. Memory: `max_positions` rows, so a run
+    cuts those of its config to the longest context it allows; no frequency depends on them.
     """
 
     def __init__(self, config: ModelConfig, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32):
         # In float64: a float32 angle at position 100,000 is off by 0.004.
-        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
-        angles = torch.outer(torch.arange(config.max_positions, dtype=torch.float64), config.rope_theta**-exponents)
-        cos, sin = angles.cos(), angles.sin()
+        turns = torch.tensor(frequencies(config.rope, config.rope_theta, config.head_dim), dtype=torch.float64)
+        angles = torch.outer(torch.arange(config.max_positions, dtype=torch.float64), turns)
+        cos, sin = angles.cos() * config.rope.attention_factor, angles.sin() * config.rope.attention_factor
         self.cos_P1h = torch.cat((cos, cos), dim=-1).unsqueeze(1).to(device, dtype)
         self.sin_P1h = torch.cat((-sin, sin), dim=-1).unsqueeze(1).to(device, dtype)
 
@@ -127,7 +143,8 @@ def decode(
 ) -> Tensor:
     """tokens, positions [N] int64 -> hidden [N, D] after the final norm, in the weights' dtype.
 
-    `attend` is called once per layer, in order, with keys and values already as they belong into a KV cache.
+    `attend` is called once per layer, in order, with keys and values already as they belong into a KV cache. Layers of
+    `nope_layers` attend without rotation: where a token stands shows there only in what it can see.
     """
     width, eps = (config.hidden_size,), config.rms_norm_eps
     num_q, num_kv, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
@@ -137,12 +154,15 @@ def decode(
         normed = F.rms_norm(hidden, width, own.attention_norm, eps)
         qkv = F.linear(normed, own.qkv, own.qkv_bias).view(-1, num_q + 2 * num_kv, head_dim)
         qk, v = qkv.split((num_q + num_kv, num_kv), dim=1)
+        is_rotated = layer not in config.nope_layers
         if own.q_norm is not None:
             q, k = qk.split((num_q, num_kv), dim=1)
-            q = rotate(F.rms_norm(q, (head_dim,), own.q_norm, eps), cos, sin)
-            k = rotate(F.rms_norm(k, (head_dim,), own.k_norm, eps), cos, sin)
+            q = F.rms_norm(q, (head_dim,), own.q_norm, eps)
+            k = F.rms_norm(k, (head_dim,), own.k_norm, eps)
+            if is_rotated:
+                q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         else:
-            q, k = rotate(qk, cos, sin).split((num_q, num_kv), dim=1)
+            q, k = (rotate(qk, cos, sin) if is_rotated else qk).split((num_q, num_kv), dim=1)
         attended = attend(layer, q, k, v).reshape(-1, num_q * head_dim)
         hidden = hidden + F.linear(attended, own.out, own.out_bias)
         normed = F.rms_norm(hidden, width, own.mlp_norm, eps)
@@ -152,6 +172,11 @@ def decode(
 
 
 def logits(weights: Weights, hidden_MD: Tensor) -> Tensor:
-    """hidden [M, D] of `decode` -> logits [M, V] float32 (float64 when the weights are)."""
-    scores = F.linear(hidden_MD, weights.head)
-    return scores if scores.dtype == torch.float64 else scores.float()
+    """hidden [M, D] of `decode` -> logits float32 (float64 when the weights are) [M, number of ids that exist].
+
+    An id below that number that has no token gets -inf: probability 0, and no gradient to its row of the head.
+    """
+    head = weights.head if weights.num_ids is None else weights.head[: weights.num_ids]
+    scores = F.linear(hidden_MD, head)
+    scores = scores if scores.dtype == torch.float64 else scores.float()
+    return scores if weights.unused_ids is None else scores.index_fill(1, weights.unused_ids, float("-inf"))

@@ -43,10 +43,19 @@ class _Pack(torch.autograd.Function):
         return padded.index_copy_(0, pack_index, gradient), None
 
 
-class PackedAttention:
-    """The `attend` of one micro-batch; its arguments are int64 and `MicroBatch`'s of the same names."""
+_BLOCK_QUERIES = 512  # a layer with a window attends in blocks of so many: neither mask nor work grows with T * T
 
-    def __init__(self, shape: tuple[int, int], pad_index: Tensor, pack_index: Tensor):
+
+class PackedAttention:
+    """The `attend` of one micro-batch; its arguments are int64 and `MicroBatch`'s of the same names.
+
+    windows: per layer how many positions a query sees, its own included, 0 for all; () for no window in any layer.
+    """
+
+    def __init__(
+        self, shape: tuple[int, int], pad_index: Tensor, pack_index: Tensor, windows: tuple[int, ...] = ()
+    ) -> None:
+        self.windows = windows
         self.shape = shape
         self.pad_index = pad_index
         self.pack_index = pack_index
@@ -55,12 +64,33 @@ class PackedAttention:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [N, H, h], k and v [N, K, h] -> [N, H, h]."""
         is_grouped = q.shape[1] != k.shape[1]
-        attended = F.scaled_dot_product_attention(
-            self._spread(q), self._spread(k), self._spread(v), is_causal=True, enable_gqa=is_grouped
-        )
+        q, k, v = self._spread(q), self._spread(k), self._spread(v)
+        window = self.windows[layer] if self.windows else 0
+        if 0 < window < self.shape[1]:
+            attended = _attend_within(q, k, v, window)
+        else:
+            attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_grouped)
         attended = attended.transpose(1, 2).flatten(0, 1)
         return _Pack.apply(attended, self.pack_index) if self.is_padded else attended
 
     def _spread(self, x: Tensor) -> Tensor:
         padded = _Pad.apply(x, self.pad_index, self.pack_index) if self.is_padded else x
         return padded.view(*self.shape, *x.shape[1:]).transpose(1, 2)
+
+
+def _attend_within(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    """q [B, H, T, h], k and v [B, K, T, h] -> [B, H, T, h]: each query sees `window` positions, its own the last."""
+    length = q.shape[2]
+    if (
+        q.shape[1] != k.shape[1]
+    ):  # no fused CUDA kernel takes a mask and shared keys together; on the CPU it costs no more
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    blocks = []
+    for first in range(0, length, _BLOCK_QUERIES):
+        end = min(first + _BLOCK_QUERIES, length)
+        begin = max(0, first + 1 - window)
+        seen = torch.ones((end - first, end - begin), dtype=torch.bool, device=q.device)
+        seen = seen.tril_(first - begin).triu_(first - begin + 1 - window)
+        part, keys, values = q[:, :, first:end], k[:, :, begin:end], v[:, :, begin:end]
+        blocks.append(F.scaled_dot_product_attention(part, keys, values, attn_mask=seen))
+    return torch.cat(blocks, dim=2) if len(blocks) > 1 else blocks[0]

@@ -118,7 +118,7 @@ class Trainee:
         NonFiniteError for a loss that is not finite: the gradients are then void, the parameters and the optimizer as
         before.
         """
-        rows.check(self.config.vocab_size, self.config.max_positions)
+        rows.check(self.config.num_ids, self.config.max_positions)
         if zero_gradients or not self.has_gradients:
             self.flat_grad.zero_()
             if self._is_rounded:
@@ -159,7 +159,9 @@ class Trainee:
         def move(array: np.ndarray) -> Tensor:
             return torch.from_numpy(array).to(self.device, non_blocking=True)
 
-        attend = PackedAttention(micro_batch.shape, move(micro_batch.pad_index), move(micro_batch.pack_index))
+        attend = PackedAttention(
+            micro_batch.shape, move(micro_batch.pad_index), move(micro_batch.pack_index), self.config.layer_windows
+        )
         tokens, positions = move(micro_batch.tokens), move(micro_batch.positions)
         predict_index, targets = move(micro_batch.predict_index), move(micro_batch.targets)
 

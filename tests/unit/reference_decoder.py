@@ -22,13 +22,14 @@ def turn(x, theta):
     return torch.stack(columns, dim=1)
 
 
-def attention(q, k, v):
-    """One head: q, k, v [T, h] -> [T, h]."""
+def attention(q, k, v, window=0):
+    """One head: q, k, v [T, h] -> [T, h]; with a window a token sees that many, itself included."""
     rows = []
     for t in range(len(q)):
-        scores = (k[: t + 1] @ q[t]) / math.sqrt(q.shape[1])
+        seen = [s for s in range(t + 1) if not window or s > t - window]
+        scores = (k[seen] @ q[t]) / math.sqrt(q.shape[1])
         shares = torch.exp(scores - scores.max().detach())
-        rows.append((shares / shares.sum()) @ v[: t + 1])
+        rows.append((shares / shares.sum()) @ v[seen])
     return torch.stack(rows)
 
 
@@ -71,7 +72,9 @@ def reference_logits(named, config, tokens):
             if config.qk_norm:
                 q = rows(lambda own, q=q: normalise(q, own("q_norm"), eps), layer)
                 k = rows(lambda own, k=k: normalise(k, own("k_norm"), eps), layer)
-            heads.append(attention(turn(q, config.rope_theta), turn(k, config.rope_theta), v))
+            if layer not in config.nope_layers:
+                q, k = turn(q, config.rope_theta), turn(k, config.rope_theta)
+            heads.append(attention(q, k, v, config.layer_windows[layer] if config.layer_windows else 0))
         out = torch.cat(heads, dim=1)
         hidden = hidden + rows(lambda own, out=out: out @ own("out").T + own("out_bias"), layer)
         x = hidden
@@ -80,4 +83,7 @@ def reference_logits(named, config, tokens):
         inner = gate / (1 + torch.exp(-gate)) * up
         hidden = hidden + rows(lambda own, inner=inner: inner @ own("down").T + own("down_bias"), layer)
     head = "embed" if config.tie_embeddings else "head"
-    return rows(lambda own: normalise(hidden, own("final_norm"), eps) @ own(head).T)
+    scores = rows(lambda own: normalise(hidden, own("final_norm"), eps) @ own(head).T)
+    lost = torch.full((len(tokens),), -math.inf, dtype=torch.float64)
+    end = config.vocab_size if config.num_token_ids is None else config.num_token_ids
+    return torch.stack([lost if token in config.unused_ids else scores[:, token] for token in range(end)], dim=1)
