@@ -151,7 +151,7 @@ class WindowAttention:
             by_row = np.broadcast_to(self.query_position[:, None, :, None], shape)
             reach = reach if reach < self.num_keys else self.window.width  # one table for all that see everything
             table = _causal_table(self.window.width, reach, dtype, device)
-            chosen = table.index_select(0, torch.from_numpy(by_row.ravel()).to(device))
+            chosen = table.index_select(0, torch.from_numpy(by_row.flatten()).to(device))
             view.mask = chosen.view(shape[0] * shape[1], -1, self.window.width)[:, :, view.begin : self.num_keys]
         else:
             wide = self._mask(self.query_position, reach, view.begin).expand(-1, self.num_kv, -1, -1)
