@@ -15,7 +15,8 @@ from collections.abc import Callable
 import zmq
 
 from workers.errors import ChannelError, MessageError
-from workers.messages import Message, decode, encode
+from workers.message_codec import decode, encode
+from workers.messages import Message
 
 LAST_WORDS_LINGER_MS = 1000  # how long a worker that ends may take to hand over what it has sent
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pipeline.errors import RunError, TrajectoryError
-from workers.messages import EnvironmentCall, EnvironmentReplies, EnvironmentReply, Environments, Message, encode
+from workers.message_codec import encode
+from workers.messages import EnvironmentCall, EnvironmentReplies, EnvironmentReply, Environments, Message
 
 # What of a user's a call may be in: the host alone knows which, and one that hangs can't tell.
 METHODS = {"reset": "reset", "turn": "on_turn or reward", "truncate": "on_truncated", "drop": "close"}

@@ -13,7 +13,8 @@ import zmq
 
 from workers.channel import SupervisorLink, WorkerChannel
 from workers.errors import ChannelError, MessageError
-from workers.messages import Consumed, Failed, Hello, Stop, encode
+from workers.message_codec import encode
+from workers.messages import Consumed, Failed, Hello, Stop
 
 ROOT = Path(__file__).parent.parent.parent
 BURST = 20_000

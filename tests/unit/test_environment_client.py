@@ -6,7 +6,8 @@ import pytest
 
 from pipeline.environments.client import Dropped, EnvironmentClient
 from pipeline.errors import RunError, TrajectoryError
-from workers.messages import EnvironmentReplies, EnvironmentReply, Environments, encode
+from workers.message_codec import encode
+from workers.messages import EnvironmentReplies, EnvironmentReply, Environments
 
 
 def test_row_that_cannot_be_sent_is_told_with_its_trajectory_and_once():

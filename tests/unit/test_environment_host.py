@@ -10,7 +10,8 @@ from environment_session import ROW, Quiz, reset, session
 
 from pipeline.env import TurnResult, tool
 from pipeline.errors import InfrastructureError
-from workers.messages import EnvironmentReplies, encode
+from workers.message_codec import encode
+from workers.messages import EnvironmentReplies
 
 
 def test_reset_gives_messages_and_tool_schemas():

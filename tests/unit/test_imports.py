@@ -25,6 +25,7 @@ WITHOUT_TORCH = [
     "shm.queue",
     "workers.checkpoint_files",
     "workers.devices",
+    "workers.message_codec",
     "workers.messages",
     "workers.model_config",
 ]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from workers import messages
 from workers.errors import MessageError
-from workers.messages import PROTOCOL, decode, encode
+from workers.message_codec import PROTOCOL, decode, encode
 
 SEGMENT = messages.Segment(7, 3, 2, 4096, 12, 8, True, 0.25, 0.0)
 REQUEST = messages.GenerateRequest(7, -1, 2, 3, 1, 4096, 100, 64, 12, 1)
