@@ -21,3 +21,7 @@ class RunError(HeadwayError, RuntimeError):
 
 class TrajectoryError(RunError):
     """A trajectory failed in user code; the message names group, member, the call and the cause."""
+
+
+class TemplateError(TrajectoryError):
+    """A model's chat template can't render a conversation; the message names the template and its reason."""

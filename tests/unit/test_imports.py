@@ -14,6 +14,7 @@ ALL_FILES = FILES + sorted(path for folder in ("bench", "tests") for path in (RO
 
 WITHOUT_TORCH = [
     "pipeline",
+    "pipeline.chat.model_chat",
     "pipeline.cli",
     "pipeline.environments.process",
     "pipeline.launch",

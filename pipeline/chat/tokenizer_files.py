@@ -1,0 +1,53 @@
+"""The tokenizer of a model directory, and the ids that its files say end a text."""
+
+from pathlib import Path
+from typing import Any
+
+from pipeline.chat.json_files import read_json_object
+from pipeline.chat.template import special_tokens
+from pipeline.errors import ConfigError
+
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+def read_tokenizer(directory: Path) -> dict[str, Any]:
+    """tokenizer.json as an object, with the added tokens that only tokenizer_config.json names. Raises ConfigError."""
+    tokenizer = read_json_object(directory / "tokenizer.json")
+    if not tokenizer:
+        # Their files hold the same in a form of their own.
+        others = [name for name in ("tokenizer.model", "vocab.json", "tekken.json") if (directory / name).exists()]
+        if not others:
+            raise ConfigError(f"{directory} has no tokenizer.json. Fetch the model's tokenizer files.")
+        raise ConfigError(
+            f"{directory} has {others[0]}, but not tokenizer.json, which Headway reads. Make it with transformers: "
+            f'AutoTokenizer.from_pretrained("{directory}").save_pretrained("{directory}").'
+        )
+    if not isinstance(tokenizer.get("model"), dict):
+        raise ConfigError(f'{directory / "tokenizer.json"} has no "model". Fetch it again.')
+    added = [token for token in tokenizer.get("added_tokens") or []]
+    known = {token["content"] for token in added}
+    config = read_json_object(directory / "tokenizer_config.json")
+    for index, token in sorted((config.get("added_tokens_decoder") or {}).items(), key=lambda entry: int(entry[0])):
+        if token["content"] not in known:
+            added.append(
+                {"id": int(index), "content": token["content"]} | {key: token.get(key, False) for key in _FLAGS}
+            )
+            known.add(token["content"])
+    vocab = tokenizer["model"].get("vocab")
+    ids = vocab if isinstance(vocab, dict) else {entry[0]: index for index, entry in enumerate(vocab or [])}
+    for name in special_tokens(directory).values():
+        if name not in known and name in ids:
+            flags = dict.fromkeys(_FLAGS, False) | {"special": True}
+            added.append({"id": ids[name], "content": name} | flags)
+            known.add(name)
+    return tokenizer | {"added_tokens": sorted(added, key=lambda token: token["id"])}
+
+
+def read_stop_ids(directory: Path) -> list[int]:
+    """`eos_token_id` of generation_config.json, or of config.json if there is none."""
+    for name in ("generation_config.json", "config.json"):
+        value = read_json_object(directory / name).get("eos_token_id")
+        values = value if isinstance(value, list) else [value]
+        if found := [index for index in values if type(index) is int]:
+            return found
+    return []
