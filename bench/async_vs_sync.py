@@ -24,30 +24,22 @@ Exit codes: 0 done, 1 a run or its audit failed, 2 bad options, 130 Ctrl-C. The 
 number; progress goes to stderr.
 """
 
-import asyncio
 import json
 import os
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.arm import TASK, run_audited
 from bench.command import BenchCommand, result_head, run_root
 from bench.ideal import Work, ideal, ideal_speed
-from bench.measures import check_audit, read_run
+from bench.measures import read_run
 from bench.report import MODES as ARMS
 from bench.report import Arm, Pair, pair_json, pair_table, summary, summary_text
-from pipeline.evaluator import Evaluation, Evaluator
-from pipeline.launch import make_supervisor, make_trainer, train_rows
 from pipeline.make_run_config import build
-from pipeline.progress import step_line
 from pipeline.run_config import MODES, RunConfig, task_defaults
-from pipeline.tasks import TASKS
-
-TASK = "guess"
-PROGRESS_SECONDS = 10.0  # least time between two lines of progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,39 +117,12 @@ def config_of(plan: Plan, mode: str, seed: int, root: Path) -> RunConfig:
     return build(task_defaults(TASK) | mode_options(plan, mode) | values)
 
 
-def evaluator_of(games: int) -> Evaluator | None:
-    """At least `games` games after the last step: as many held-out rows as there are, each as often as it takes."""
-    if games == 0:
-        return None
-    rows = TASKS[TASK].holdout_rows()[:games]
-    return Evaluator(rows, every=0, final_group_size=-(-games // len(rows)))
-
-
 def run_arm(plan: Plan, mode: str, seed: int, root: Path) -> tuple[Arm, Work]:
     """One run in new processes, audited and measured."""
     config = config_of(plan, mode, seed, root)
-    load = os.getloadavg()[0]
-    evaluation = asyncio.run(train(config, evaluator_of(plan.eval_games)))
-    run_dir = Path(config.run_dir)
-    check_audit(run_dir, plan.steps)
-    measures, work = read_run(run_dir)
+    evaluation, load = run_audited(config, plan.eval_games)
+    measures, work = read_run(Path(config.run_dir))
     return Arm(mode=mode, measures=measures, evaluation=evaluation, load=load), work
-
-
-async def train(config: RunConfig, evaluator: Evaluator | None) -> Evaluation | None:
-    """`pipeline.launch.run`, with an evaluation of the final version."""
-    with make_supervisor(config) as model:
-        trainer = make_trainer(model, config, evaluator)
-        began = shown = 0.0  # the first step is shown at once, and speeds count from its end
-        async for step in trainer.run(train_rows(config), config.steps, description=config.to_json()):
-            now = time.monotonic()
-            began = began or now
-            if now - shown >= PROGRESS_SECONDS:
-                shown = now
-                speed = (step.n - 1) / max(now - began, 1e-9)
-                line = step_line(config.mode, step.n, config.steps, speed, step.metrics)
-                print(f"seed {config.seed}  {line}", file=sys.stderr, flush=True)
-        return trainer.evaluations[-1] if trainer.evaluations else None
 
 
 COMMAND = BenchCommand(

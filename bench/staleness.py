@@ -15,9 +15,7 @@ These options take a quarter of an hour on two idle cores, the defaults over an 
 audit failed, 2 bad options, 130 Ctrl-C. The last line on stdout is JSON with every number; progress goes to stderr.
 """
 
-import asyncio
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.async_vs_sync import TASK, evaluator_of, train
+from bench.arm import TASK, run_audited
 from bench.command import BenchCommand, result_head, run_root
 from bench.ideal import steady_speed
-from bench.measures import LAST_STEPS, check_audit, read_lines, segment_ages
+from bench.measures import LAST_STEPS, read_lines, segment_ages
 from bench.staleness_report import StalenessArm, arms_json, caption, markdown_table, summary
 from pipeline.evaluator import Evaluation
 from pipeline.make_run_config import build
@@ -111,9 +109,7 @@ def report_json(plan: Plan, arms: Sequence[StalenessArm], device: str) -> dict[s
 def run_arm(plan: Plan, bound: int, seed: int, root: Path) -> StalenessArm:
     """One run in new processes, audited and measured."""
     config = config_of(plan, bound, seed, root)
-    load = os.getloadavg()[0]
-    evaluation = asyncio.run(train(config, evaluator_of(plan.eval_games)))
-    check_audit(Path(config.run_dir), plan.steps)
+    evaluation, load = run_audited(config, plan.eval_games)
     return measure(config, evaluation, load)
 
 

@@ -9,6 +9,7 @@ import json
 import pytest
 
 from bench import async_vs_sync
+from bench.arm import evaluator_of
 from bench.errors import BenchError
 from bench.ideal import ideal, ideal_speed, read_work, steady_speed
 from bench.measures import check_audit, measure, read_run
@@ -197,7 +198,7 @@ def run_with_logs(monkeypatch, spoil=lambda events: events):
         events, metrics = make_log(min(1, config.trainer.max_staleness), 4)
         write(async_vs_sync.Path(config.run_dir), spoil(events), metrics)
 
-    monkeypatch.setattr(async_vs_sync, "train", leave_logs)
+    monkeypatch.setattr("bench.arm.train", leave_logs)
     return async_vs_sync.COMMAND.main(["--steps", "2", "--seeds", "2", "--eval-games", "0"])
 
 
@@ -267,6 +268,6 @@ def test_arms_differ_in_the_constants_of_their_mode_alone(tmp_path):
 
 @pytest.mark.parametrize(("games", "rows", "members"), [(16, 16, 1), (256, 256, 1), (1000, 256, 4)])
 def test_held_out_games(games, rows, members):
-    evaluator = async_vs_sync.evaluator_of(games)
+    evaluator = evaluator_of(games)
     assert (len(evaluator.holdout), evaluator.every, evaluator.final_group_size) == (rows, 0, members)
-    assert async_vs_sync.evaluator_of(0) is None
+    assert evaluator_of(0) is None
