@@ -10,8 +10,8 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
-from pipeline.active_run import ActiveRun
 from pipeline.errors import ConfigError
 from pipeline.events import EventLog
 from pipeline.model_files import CONFIG
@@ -21,6 +21,12 @@ from workers.errors import CheckpointError
 FOLDER = "checkpoints"
 TEMPORARY = ".tmp-"  # how an unfinished checkpoint's name begins
 _NAME = re.compile(r"version-([0-9]+)")
+
+
+class SavesWeights(Protocol):
+    """What is needed of a run (`ActiveRun`); a protocol, so that finding checkpoints loads none of what runs need."""
+
+    async def save_weights(self, version: int, path: str) -> None: ...
 
 
 class Checkpoints:
@@ -33,7 +39,7 @@ class Checkpoints:
         self._files = files
         self._events = events
 
-    async def save(self, run: ActiveRun, version: int) -> None:
+    async def save(self, run: SavesWeights, version: int) -> None:
         """Make the checkpoint of `version`, the learner's weights as they are now, and log it. Raises CheckpointError
         when that can't be; nothing is left of it then.
         """

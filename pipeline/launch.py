@@ -6,9 +6,10 @@ import warnings
 
 from pipeline.config_checks import ConfigWarning
 from pipeline.evaluator import Evaluator
+from pipeline.model_directory import TINY_NAME
 from pipeline.progress import Progress
 from pipeline.rollout_engine import RolloutEngine
-from pipeline.run_config import RunConfig
+from pipeline.run_config import RunConfig, parse_template_options
 from pipeline.supervisor import Supervisor
 from pipeline.tasks import TASKS
 from pipeline.trainer import AsyncTrainer
@@ -27,9 +28,20 @@ def run(config: RunConfig) -> int:
 
 
 def make_supervisor(config: RunConfig) -> Supervisor:
-    """The processes' owner for `config`: its model speaks the task's format."""
-    chat = TASKS[config.task].chat_format()
-    return Supervisor(config.model, chat=chat, samplers=config.samplers, device=config.device, dtype=config.dtype)
+    """The processes' owner for `config`. Raises ConfigError when its model can't be used."""
+    make_chat = TASKS[config.task].chat_format if config.model == TINY_NAME else None
+    return Supervisor(
+        config.model,
+        init=config.init,
+        chat=make_chat() if make_chat is not None else None,
+        template_options=parse_template_options(config.template_options),
+        tool_format=config.tool_format,
+        samplers=config.samplers,
+        device=config.device,
+        dtype=config.dtype,
+        slots=config.slots,
+        kv_gib=config.kv_gib,
+    )
 
 
 def make_trainer(model: Supervisor, config: RunConfig, evaluator: Evaluator | None = None) -> AsyncTrainer:

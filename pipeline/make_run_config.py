@@ -25,8 +25,9 @@ from pipeline.config import (
 )
 from pipeline.errors import ConfigError
 from pipeline.losses import LOSSES, CustomLoss, Loss
+from pipeline.model_directory import TINY_NAME, find_model, find_weights, has_tokenizer
 from pipeline.options import EXPOSED, LATER, OPTIONS, Option
-from pipeline.run_config import MODES, RunConfig, advantage_named, loss_named, task_defaults
+from pipeline.run_config import MODES, RunConfig, advantage_named, default_task, loss_named, task_defaults
 from pipeline.run_directory import check_run_dir
 from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig, TrainerConfig
@@ -47,9 +48,11 @@ def parse(arguments: Sequence[str]) -> RunConfig:
         given = read_toml(Path(config_file.value), list(OPTIONS), LATER) | given
     values = {name: convert(OPTIONS[name], item) for name, item in given.items()}
     _check_names(values, given)
+    values |= find_directories(values, given)
     # Someone who sets the bound to 0 asks for synchronous training, whatever the mode is called.
     mode = values.get("mode", "sync" if values.get("max_staleness") == 0 else "async")
-    defaults = task_defaults(values.get("task", "guess")) | MODES[mode] | {"mode": mode}
+    values.setdefault("task", default_task(values.get("model", TINY_NAME)))
+    defaults = task_defaults(values["task"]) | MODES[mode] | {"mode": mode}
     if mode == "sync" and "admit_ahead" in given:
         raise ConfigError(
             f"{given['admit_ahead'].where} has no effect with the mode sync, which never samples ahead; leave it out."
@@ -65,18 +68,26 @@ def parse(arguments: Sequence[str]) -> RunConfig:
 
 
 def _check_names(values: Mapping[str, Any], given: Mapping[str, Given]) -> None:
-    """Names that options choose from, before they choose defaults; and the model, which is a name or a directory."""
+    """Names that options choose from, before they choose defaults."""
     for name, choices in (("mode", MODES), ("task", TASKS)):
         if name in values and values[name] not in choices:
             raise ConfigError(
                 f"{given[name].where} is {values[name]!r}; it must be one of: {', '.join(choices)}."
                 + suggestion(values[name], choices)
             )
-    model = values.get("model", "tiny")
-    if model != "tiny":
-        if os.path.isdir(model):
-            raise ConfigError(f"{given['model'].where} is a directory; model directories aren't built yet: use tiny.")
-        raise ConfigError(f'{given["model"].where} is {model!r}, which is neither "tiny" nor a directory.')
+
+
+def find_directories(values: Mapping[str, Any], given: Mapping[str, Given]) -> dict[str, str]:
+    """model and init as absolute paths. With init alone the model comes from there, too, if it is there."""
+    found: dict[str, str] = {}
+    if values.get("init") is not None:
+        weights = find_weights(values["init"], given["init"].where)
+        found["init"] = os.path.abspath(values["init"])
+        if "model" not in values and has_tokenizer(weights):
+            found["model"] = str(weights)
+    if values.get("model", TINY_NAME) != TINY_NAME:
+        found["model"] = str(find_model(values["model"], given["model"].where))
+    return found
 
 
 def _check_evaluation(values: Mapping[str, Any], given: Mapping[str, Given]) -> None:

@@ -51,6 +51,7 @@ def make_spec(model: Supervisor, config: TrainerConfig, *, evaluates: bool = Fal
     return RunSpec(
         model=model.model_config,
         seed=engine.seed,
+        weights=model.source.weights,
         max_staleness=config.max_staleness,
         stale_policy=config.stale_policy,
         groups_per_step=config.groups_per_step,

@@ -4,14 +4,16 @@ Values come from, later ones winning: the config classes' defaults, the task's r
 command line (`make_run_config.py`).
 """
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.advantages import Batchwise, GroupCentered
-from pipeline.config_checks import check_choice, check_class, check_integer, option, required
+from pipeline.config_checks import check_choice, check_class, check_integer, check_number, option, required
 from pipeline.config_json import config_json
 from pipeline.errors import ConfigError
 from pipeline.losses import CISPO, GSPO, PPO, CustomLoss, DecoupledPPO, ImportanceSampling, Loss, PolicyGradient
+from pipeline.model_directory import TINY_NAME, TOOL_FORMATS
 from pipeline.tasks import TASKS
 from pipeline.tasks.latency import FORMS, parse_latency
 from pipeline.trainer_config import TrainerConfig
@@ -75,6 +77,11 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
+def default_task(model: str) -> str:
+    """The task that a model trains on unless the user names one: the first that speaks as it does."""
+    return (_tasks_speaking("tiny" if model == TINY_NAME else "text") or list(TASKS))[0]
+
+
 def task_defaults(task: str) -> dict[str, Any]:
     """Option values by name that a run of this task starts from."""
     return COMMON | dict(TASKS[task].budget) | RECIPES[task]
@@ -86,12 +93,21 @@ class RunConfig:
 
     mode: str = option("async", "async: sample ahead within max_staleness; sync: one batch at a time")
     task: str = option("guess", "the built-in task to train on")
-    model: str = option("tiny", "the model to train; tiny: a small decoder from random weights")
+    model: str = option(TINY_NAME, "the directory of the model to train; tiny: a small decoder from random weights")
+    init: str | None = option(
+        None, "a run, or a model directory, whose weights training starts from; none: the model's own"
+    )
+    template_options: str = option("", "variables of the model's chat template: enable_thinking=false,…")
+    tool_format: str = option("auto", "how the model writes tool calls: " + ", ".join(TOOL_FORMATS))
     steps: int = required("batches to train")
     seed: int = option(0, "of the model's first weights, the task's rows and the sampling noise")
     device: str = required("cpu, cuda, or auto: cuda where there is a GPU")
     samplers: int = required("sampler processes; none: one, or one per GPU beside the learner's")
     dtype: str = option("float32", "what samplers and learner compute in, or bfloat16; master weights are float32")
+    slots: int | None = option(None, "copies of the weights; none: max_staleness + 2, one more with evaluations")
+    kv_gib: float | None = option(
+        None, "GiB of each sampler's KV cache; none: for what can run at once, within a share"
+    )
     run_dir: str | None = option(None, "where the run's files go; none: runs/<time>-<mode>")
     tool_latency: str = option("none", "how long the task's tool takes: none, fixed:MS or lognormal:MEDIAN_MS:SIGMA")
     advantage: str = option(
@@ -114,6 +130,10 @@ class RunConfig:
         advantage_named(self.advantage)
         loss_named(self.loss)
         check_choice(self, "dtype", tuple(ELEMENT_BYTES))
+        check_choice(self, "tool_format", TOOL_FORMATS)
+        check_integer(self, "slots", minimum=1, unit="copies of the weights", optional=True)
+        check_number(self, "kv_gib", above=0.0, optional=True)
+        self._check_model()
         check_integer(self, "steps", minimum=1, unit="batches to train")
         check_integer(self, "seed", minimum=0, maximum=2**63 - 1, unit="random streams")
         check_choice(self, "device", ("cpu", "cuda"))
@@ -137,6 +157,29 @@ class RunConfig:
                 "trains only tokens of the current policy; leave it out, or use the mode async."
             )
 
+    def _check_model(self) -> None:
+        if parse_template_options(self.template_options) and self.model == TINY_NAME:
+            raise ConfigError(
+                f"RunConfig.template_options is {self.template_options!r}, but the model {TINY_NAME} has no chat "
+                "template; leave it out."
+            )
+        if self.tool_format != "auto" and self.model == TINY_NAME:
+            raise ConfigError(
+                f"RunConfig.tool_format is {self.tool_format!r}, but the model {TINY_NAME} writes calls in its own "
+                "way; leave it out."
+            )
+        speaks = TASKS[self.task].speaks
+        if speaks == "tiny" and self.model != TINY_NAME:
+            raise ConfigError(
+                f"RunConfig.task is {self.task!r}, which is written in the few words of the model {TINY_NAME}, but "
+                f"RunConfig.model is {self.model}; use {_named(_tasks_speaking('text'))}, or leave the model out."
+            )
+        if speaks == "text" and self.model == TINY_NAME:
+            raise ConfigError(
+                f"RunConfig.task is {self.task!r}, which is written in plain text, but the model {TINY_NAME} knows a "
+                f"few words only; give RunConfig.model a model directory, or use {_named(_tasks_speaking('tiny'))}."
+            )
+
     def _check_evaluation(self) -> None:
         check_integer(self, "eval_every", minimum=0, unit="batches between evaluations", optional=True)
         check_integer(self, "eval_rows", minimum=1, unit="held-out rows")
@@ -157,6 +200,39 @@ class RunConfig:
     def to_json(self) -> dict[str, Any]:
         """What config.json holds."""
         return config_json(self, seed=self.seed)
+
+
+def parse_template_options(text: str) -> dict[str, Any]:
+    """`enable_thinking=false,level=2` -> {"enable_thinking": False, "level": 2}. Raises ConfigError."""
+    found: dict[str, Any] = {}
+    for pair in text.split(",") if text else ():
+        name, equals, value = (part.strip() for part in pair.partition("="))
+        if not (equals and value and name.isidentifier()) or name in found:
+            raise ConfigError(
+                f"RunConfig.template_options is {text!r}; write it as NAME=VALUE,NAME=VALUE, each name once, for "
+                "example enable_thinking=false."
+            )
+        found[name] = _template_value(value)
+    return found
+
+
+def _template_value(text: str) -> Any:
+    """true, false, none and numbers as such, all else as text."""
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def _tasks_speaking(language: str) -> list[str]:
+    return [name for name, task in TASKS.items() if task.speaks == language]
+
+
+def _named(tasks: list[str]) -> str:
+    return "the task " + " or ".join(tasks) if tasks else "a task of your own through the Python API"
 
 
 def check_tool_latency(text: str) -> None:

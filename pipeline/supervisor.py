@@ -5,15 +5,17 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from pipeline.active_run import ActiveRun
 from pipeline.chat.format import ChatFormat
-from pipeline.config_checks import check_class, check_flag, check_integer, quoted, shown
+from pipeline.config_checks import check_choice, check_class, check_flag, check_integer, check_number, quoted, shown
 from pipeline.environments.source import EnvSource
 from pipeline.errors import ConfigError, ConfigTypeError, RunError
 from pipeline.events import EventLog
+from pipeline.model_directory import TINY_NAME, TOOL_FORMATS, ModelSource, open_model, open_tiny
 from pipeline.run_spec import RunSpec
 from pipeline.tasks import TASKS
 from pipeline.worker_pool import WorkerPool
@@ -28,50 +30,78 @@ KV_BYTES = 1 << 30  # most that a sampler on the CPU spends on its KV pool
 class Supervisor:
     """Owns the processes. Entering it starts none: the first run does, once it is known what they must hold.
 
-    model: "tiny", a small decoder from random weights. chat: how conversations become its ids (default: the words of
-    the task `guess`). samplers: sampler processes. device: auto, cpu or cuda. dtype: what samplers and learner compute
-    in, float32 or bfloat16; the learner's own weights, gradients and optimizer state are float32 either way. slots:
-    copies of the weights (default `max_staleness + 2`, with an evaluator one more). check_weights: samplers verify a
-    checksum before every step (tests). Use it in `with`; leaving ends every process. Raises ConfigError for what can't
-    be.
+    model: "tiny", a small decoder from random weights, or a Hugging Face model directory. init: a run, or a model of
+    the same shape, whose weights it starts from. chat: how conversations become its ids (default: the directory's own,
+    for which template_options are variables of the chat template, and tool_format says how it writes tool calls; of
+    "tiny" the words of the task `guess`). samplers: sampler processes. device: auto, cpu or cuda. dtype: what
+    samplers and learner compute in, float32 or bfloat16; the learner's own weights, gradients and optimizer state are
+    float32 either way. slots: copies of the weights (default `max_staleness + 2`, with an evaluator one more). kv_gib:
+    GiB of each sampler's KV cache. check_weights: samplers verify a checksum before every step (tests). Use it in
+    `with`; leaving ends every process. Raises ConfigError for what can't be.
     """
 
     def __init__(
         self,
-        model: str = "tiny",
+        model: str | os.PathLike[str] = TINY_NAME,
         *,
+        init: str | os.PathLike[str] | None = None,
         chat: ChatFormat | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        tool_format: str = "auto",
         samplers: int | None = None,
         device: str = "auto",
         dtype: str = "float32",
         slots: int | None = None,
+        kv_gib: float | None = None,
         model_config: ModelConfig | None = None,
         check_weights: bool = False,
     ) -> None:
-        if model != "tiny":
-            raise ConfigError(f"model is {model!r}; only 'tiny' works for now, model directories aren't built yet.")
         self.device, self.num_samplers = resolve_devices(device, samplers)
-        self.chat = TASKS["guess"].chat_format() if chat is None else chat
-        if not isinstance(getattr(self.chat, "vocab_size", None), int):
+        if chat is not None and not isinstance(getattr(chat, "vocab_size", None), int):
             raise ConfigTypeError(f"chat is {shown(chat)}; give a chat format, such as rl.TinyChat(...).")
-        self.model_config = replace(TINY, vocab_size=self.chat.vocab_size) if model_config is None else model_config
-        check_class(self, "model_config", (ModelConfig,))
-        if self.model_config.vocab_size < self.chat.vocab_size:
-            raise ConfigError(
-                f"model_config has a vocab_size of {self.model_config.vocab_size}, but chat writes ids up to "
-                f"{self.chat.vocab_size - 1}; make it at least {self.chat.vocab_size}."
-            )
+        self.tool_format = tool_format
+        check_choice(self, "tool_format", TOOL_FORMATS)
+        self.source = self._open(model, init, chat, template_options, model_config)
+        self.chat = self.source.chat
+        self.model_config = self.source.config
         if not isinstance(dtype, str) or dtype not in ELEMENT_BYTES:
             raise ConfigError(f"dtype is {shown(dtype)}; it must be one of {quoted(tuple(ELEMENT_BYTES))}.")
         self.dtype = dtype
         self.slots = slots
         check_integer(self, "slots", minimum=1, unit="copies of the weights", optional=True)
+        self.kv_gib = kv_gib
+        check_number(self, "kv_gib", above=0.0, optional=True)
         self.check_weights = check_weights
         check_flag(self, "check_weights")
         self._pool = WorkerPool()
         # For a script that uses no `with`: at its exit, or when nobody holds this object any more.
         weakref.finalize(self, self._pool.close)
         self._run: ActiveRun | None = None
+
+    def _open(
+        self,
+        model: str | os.PathLike[str],
+        init: str | os.PathLike[str] | None,
+        chat: ChatFormat | None,
+        template_options: Mapping[str, Any] | None,
+        model_config: ModelConfig | None,
+    ) -> ModelSource:
+        is_tiny = model == TINY_NAME
+        if (is_tiny or chat is not None) and (template_options or self.tool_format != "auto"):
+            why = "a chat format of your own has neither" if chat is not None else '"tiny" has no chat template'
+            raise ConfigError(
+                f"template_options and tool_format belong to a model directory, and {why}; leave them out."
+            )
+        if not is_tiny:
+            if model_config is not None:
+                raise ConfigError(f'model_config is that of "tiny", but model is {model}; leave it out.')
+            return open_model(
+                model, init=init, chat=chat, template_options=template_options, tool_format=self.tool_format
+            )
+        chat = TASKS["guess"].chat_format() if chat is None else chat
+        self.model_config = replace(TINY, vocab_size=chat.vocab_size) if model_config is None else model_config
+        check_class(self, "model_config", (ModelConfig,))
+        return open_tiny(self.model_config, chat, init)
 
     def __enter__(self) -> "Supervisor":
         return self

@@ -21,6 +21,7 @@ from pipeline.events import EventLog
 from pipeline.json_lines import JsonLines
 from pipeline.losses import Loss
 from pipeline.make_spec import make_rules, make_spec
+from pipeline.model_directory import ModelSource
 from pipeline.model_files import own_model_files, read_model_files
 from pipeline.rollout_engine import RolloutEngine
 from pipeline.run_directory import make_default_run_dir, make_run_dir
@@ -101,8 +102,9 @@ class AsyncTrainer:
         """
         rows = self._training_rows(rows)
         spec, rules = self._check(len(rows), steps)
-        files = _model_files(spec)
-        description = description or self._description()
+        source = self.engine.model.source
+        files = _model_files(spec, source)
+        description = (description or self._description()) | {"model": source.describe()}
         if self.run_dir is None:
             directory = make_default_run_dir(self.config.mode, time.localtime(), description)
         else:
@@ -195,11 +197,11 @@ class AsyncTrainer:
         return nullcontext() if self._evaluator is None else closing(JsonLines(directory / "eval.jsonl"))
 
 
-def _model_files(spec: RunSpec) -> dict[str, bytes]:
+def _model_files(spec: RunSpec, source: ModelSource) -> dict[str, bytes]:
     """What the run's checkpoints hold beside the weights. Raises before anything starts, not when they are saved."""
-    if spec.weights is None:
+    if source.directory is None:
         return own_model_files(spec.model, spec.sampling["stop_ids"])
-    return read_model_files(spec.weights)
+    return read_model_files(source.directory)
 
 
 def run(

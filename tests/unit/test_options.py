@@ -107,11 +107,20 @@ def test_cpu_starts_one_sampler_unless_asked():
         (["--tool-latency", "lognormal:50"], ["--tool-latency is 'lognormal:50'", "lognormal:50:1.0"]),
         (["--tool-latency", "fixed:-1"], ["--tool-latency is 'fixed:-1'"]),
         (["--model", "missing"], ["--model is 'missing'", "neither", "directory"]),
-        (["--model", "."], ["--model is a directory", "aren't built yet"]),
+        (["--model", "Qwen/Qwen3-0.6B"], ["--model is 'Qwen/Qwen3-0.6B'", "nothing is downloaded", "--local-dir"]),
+        (["--model", "/dev/null"], ["--model is '/dev/null'", "no directory"]),
+        (["--model", "."], ["--task is 'guess'", "the model tiny", "but --model is /"]),
+        (["--init", "."], ["neither a run directory nor a model directory"]),
+        (["--init", "missing"], ["--init is 'missing'", "no directory"]),
+        (["--template-options", "a=true"], ["--template-options is 'a=true'", "no chat template"]),
+        (["--template-options", "a"], ["--template-options is 'a'", "NAME=VALUE"]),
+        (["--tool-format", "hermes"], ["--tool-format is 'hermes'", "the model tiny"]),
+        (["--tool-format", "xml"], ["--tool-format is 'xml'", '"hermes"']),
+        (["--kv-gib", "0"], ["--kv-gib is 0.0", "above 0"]),
+        (["--slots", "0"], ["--slots is 0", "at least 1"]),
         (["--env", "m:C"], ["--env isn't built yet"]),
         (["--data", "x"], ["--data isn't built yet"]),
         (["--resume", "x"], ["--resume isn't built yet"]),
-        (["--init", "x"], ["--init isn't built yet"]),
         (["--device", "tpu"], ["--device is 'tpu'"]),
         (["--device", "cuda"], ["--device is cuda", "no NVIDIA GPU"]),
         (["--samplers", "0"], ["--samplers is 0"]),
@@ -267,7 +276,14 @@ def test_every_option_changes_the_configuration():
     with_needed = [plain(parse(["--run-dir", "r", *options])) for options in needed]
     others = {int: "3", float: "0.25", bool: "true"}
     for option in OPTIONS.values():
-        if option.name in ("task", "model", "device"):  # only one choice so far, or the same when resolved
+        if option.name in ("task", "device"):  # the same when resolved, or with only one choice here
+            continue
+        if option.name in (
+            "model",
+            "init",
+            "template_options",
+            "tool_format",
+        ):  # need a model directory: test_model_directory.py
             continue
         given = SETTINGS.get(option.name) or [option.flag, others[option.type]]
         given = given + ([] if option.name == "run_dir" else ["--run-dir", "r"])

@@ -1,0 +1,157 @@
+"""From what a user calls a model to everything that a run must know of it, checked before any process starts. No torch.
+
+A model is `tiny`, a Hugging Face model directory, or what a run saved. Nothing is ever downloaded.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.chat.format import ChatFormat
+from pipeline.chat.model_chat import load_chat
+from pipeline.checkpoints import is_run_directory, weights_directory
+from pipeline.config_checks import shown
+from pipeline.errors import ConfigError, ConfigTypeError
+from shm.errors import HeadwayError
+from workers.checkpoint_files import check_tensors
+from workers.hf_config import read_model_config
+from workers.model_config import ModelConfig
+from workers.safetensors_header import DTYPE_NAMES
+
+TINY_NAME = "tiny"
+TOOL_FORMATS = ("auto", "hermes", "llama3", "mistral", "smollm")
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """A model as a run starts from it."""
+
+    directory: str | None  # absolute; None: tiny, which has no files
+    weights: str | None  # the directory that holds the first weights, absolute; None: random ones
+    config: ModelConfig
+    chat: ChatFormat
+    dtype: str | None = None  # of the tensors in `weights`; the widest of them
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    tool_format: str = "auto"
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values, as config.json records them."""
+        return {
+            "directory": self.directory,
+            "weights": self.weights,
+            "dtype": self.dtype,
+            "chat": type(self.chat).__name__,
+            "template_options": dict(self.template_options),
+            "tool_format": self.tool_format,
+            "config": self.config.to_fields(),
+        }
+
+
+def open_model(
+    path: str | os.PathLike[str],
+    *,
+    init: str | os.PathLike[str] | None = None,
+    chat: ChatFormat | None = None,
+    template_options: Mapping[str, Any] | None = None,
+    tool_format: str = "auto",
+) -> ModelSource:
+    """The model in the directory `path`. Raises ConfigError for whatever is wrong with it.
+
+    init: a run or another model directory of the same architecture that the weights come from instead. chat: in place
+    of the directory's own tokenizer and template, to which template_options and tool_format belong.
+    """
+    directory = find_model(path)
+    weights = directory if init is None else find_weights(init)
+    options = dict(template_options or {})
+    try:
+        config = read_model_config(directory)
+        if chat is None:
+            chat = load_chat(directory, options=options, tool_format=tool_format)
+        config = with_ids_of(config, chat, directory)
+        dtype = _check_weights(weights, config)
+    except ConfigError:
+        raise
+    except HeadwayError as error:  # of a layer below, which knows nothing of options
+        raise ConfigError(str(error)) from error
+    return ModelSource(
+        directory=str(directory),
+        weights=str(weights),
+        config=config,
+        chat=chat,
+        dtype=dtype,
+        template_options=options,
+        tool_format=tool_format,
+    )
+
+
+def open_tiny(config: ModelConfig, chat: ChatFormat, init: str | os.PathLike[str] | None = None) -> ModelSource:
+    """A model without files of its own; init: a run of the same one, whose weights it starts from."""
+    if config.vocab_size < chat.vocab_size:
+        raise ConfigError(
+            f"model_config has a vocab_size of {config.vocab_size}, but chat writes ids up to {chat.vocab_size - 1}; "
+            f"make it at least {chat.vocab_size}."
+        )
+    if init is None:
+        return ModelSource(directory=None, weights=None, config=config, chat=chat)
+    weights = find_weights(init)
+    try:
+        dtype = _check_weights(weights, config)
+    except HeadwayError as error:
+        raise ConfigError(str(error)) from error
+    return ModelSource(directory=None, weights=str(weights), config=config, chat=chat, dtype=dtype)
+
+
+def with_ids_of(config: ModelConfig, chat: ChatFormat, directory: Path) -> ModelConfig:
+    """`config` with the ids that `chat` knows: the embedding may have more rows, and those must never be sampled."""
+    if chat.vocab_size > config.vocab_size:
+        raise ConfigError(
+            f"The tokenizer in {directory} has ids up to {chat.vocab_size - 1:,}, but the model's embedding only "
+            f"{config.vocab_size:,} rows (vocab_size in config.json); give the tokenizer that belongs to this model."
+        )
+    return replace(config, num_token_ids=chat.vocab_size, unused_ids=tuple(getattr(chat, "unused_ids", ())))
+
+
+def find_model(path: str | os.PathLike[str], where: str = "model") -> Path:
+    """The absolute path of a directory that may hold a model. Raises ConfigError, naming `where` it was given."""
+    directory = _find_directory(path, where)
+    if is_run_directory(directory):
+        raise ConfigError(f"{where} is {path}, the directory of a run; to go on from its weights, give it as init.")
+    return directory
+
+
+def find_weights(path: str | os.PathLike[str], where: str = "init") -> Path:
+    """The model directory that `path` stands for: itself, or the newest checkpoint of a run."""
+    return Path(os.path.abspath(weights_directory(_find_directory(path, where))))
+
+
+def has_tokenizer(directory: str | os.PathLike[str]) -> bool:
+    """Whether the model says how it speaks; what a run of the tiny one saves does not."""
+    return os.path.lexists(os.path.join(directory, "tokenizer.json"))
+
+
+def _find_directory(path: str | os.PathLike[str], where: str) -> Path:
+    if not isinstance(path, str | os.PathLike) or not str(path) or "\0" in str(path):
+        raise ConfigTypeError(f"{where} is {shown(path)}; name a directory.")
+    if os.path.isdir(path):
+        return Path(os.path.abspath(path))
+    if os.path.lexists(path):
+        raise ConfigError(f"{where} is {str(path)!r}, which is no directory; name the directory that it lies in.")
+    if isinstance(path, str) and _HUB_NAME.fullmatch(path):
+        target = path.partition("/")[2]
+        raise ConfigError(
+            f"{where} is {path!r}, which is no directory here, and nothing is downloaded; if it is a model of the "
+            f"Hugging Face Hub, get it once with: huggingface-cli download {path} --local-dir {target}, and give that "
+            "directory."
+        )
+    names = "no directory" if "init" in where else f'neither "{TINY_NAME}" nor a directory'
+    raise ConfigError(f"{where} is {str(path)!r}, which is {names}; correct the path.")
+
+
+def _check_weights(directory: Path, config: ModelConfig) -> str:
+    """The dtype of the tensors, all of which are there and fit; CheckpointError lists what is not."""
+    found = {DTYPE_NAMES[info.dtype] for info in check_tensors(directory, config).values()}
+    return "float32" if "float32" in found else sorted(found)[0]

@@ -1,0 +1,167 @@
+"""What a user may call a model: a directory is opened whole, chat format included, and its faults are told."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from small_models import FAMILIES, NUM_PADDED, write_json, write_small_model
+
+import pipeline as rl
+from pipeline.model_directory import open_model
+from pipeline.tasks import guess
+from workers.checkpoint_io import save_weights
+from workers.model import init_flat
+from workers.model_config import TINY
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return write_small_model(tmp_path_factory.mktemp("models") / "whole", dtype="bfloat16")
+
+
+@pytest.fixture
+def copy(whole, tmp_path):
+    return shutil.copytree(whole, tmp_path / "copy")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_directory_is_opened_with_its_shape_its_speech_and_its_ids(family, tmp_path):
+    directory = write_small_model(tmp_path / family, family=family, tie=False)
+    source = open_model(directory)
+    assert (source.directory, source.weights, source.dtype) == (str(directory), str(directory), "float32")
+    assert source.config.vocab_size - source.config.num_token_ids == NUM_PADDED
+    assert source.config.num_token_ids == source.chat.vocab_size
+    prompt = source.chat.render_prompt([{"role": "user", "content": "12 + 30"}], [])
+    assert len(prompt) > 5 and max(prompt) < source.config.num_token_ids
+
+
+def test_supervisor_takes_a_path_and_its_weights_reach_the_run(whole, monkeypatch):
+    monkeypatch.chdir(whole.parent)
+    model = rl.Supervisor("whole", device="cpu")
+    assert model.source.directory == str(whole) == model.source.weights
+    assert (model.source.dtype, model.dtype) == ("bfloat16", "float32")
+    assert model.model_config.num_layers == 2
+    json.dumps(model.source.describe())  # config.json holds it
+
+
+def test_a_chat_of_ones_own_replaces_the_directorys(whole):
+    chat = guess.chat_format()
+    model = rl.Supervisor(whole, chat=chat, device="cpu")
+    assert model.chat is chat
+    assert model.model_config.num_token_ids == chat.vocab_size < model.model_config.vocab_size
+    with pytest.raises(rl.ConfigError, match="tool_format belong to a model directory, and a chat format of your own"):
+        rl.Supervisor(whole, chat=chat, tool_format="hermes", device="cpu")
+
+
+def test_template_options_reach_the_template(copy):
+    (copy / "chat_template.jinja").write_text(
+        "{%- for message in messages %}{{ message.role + ': ' + message.content + '<|im_end|>' }}{%- endfor %}"
+        "{{ 'think ' if think else 'answer ' }}"
+    )
+    messages = [{"role": "user", "content": "x"}]
+    plain = open_model(copy).chat.render_prompt(messages, [])
+    assert open_model(copy, template_options={"think": True}).chat.render_prompt(messages, []) != plain
+
+
+def test_init_gives_the_weights_and_the_model_all_else(whole, tmp_path):
+    other = write_small_model(tmp_path / "other", seed=1)
+    source = open_model(whole, init=other)
+    assert (source.directory, source.weights, source.dtype) == (str(whole), str(other), "float32")
+    wider = write_small_model(tmp_path / "wider", intermediate_size=160)
+    with pytest.raises(rl.ConfigError, match=r"wider doesn't hold this model's tensors: of another shape .*mlp"):
+        open_model(whole, init=wider)
+
+
+def test_init_of_a_run_is_its_newest_checkpoint(whole, tmp_path):
+    run = tmp_path / "run"
+    for version in (9, 10):
+        shutil.copytree(whole, run / "checkpoints" / f"version-{version}")
+    (run / "events.jsonl").touch()
+    assert open_model(whole, init=run).weights == str(run / "checkpoints" / "version-10")
+    with pytest.raises(rl.ConfigError, match="model is .*run, the directory of a run"):
+        open_model(run)
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(rl.ConfigError, match="holds no checkpoint"):
+        open_model(whole, init=run)
+
+
+def test_tiny_starts_from_a_tiny_models_weights(tmp_path):
+    config = rl.Supervisor(device="cpu").model_config
+    run = tmp_path / "run"
+    checkpoint = run / "checkpoints" / "version-3"
+    checkpoint.mkdir(parents=True)
+    (run / "events.jsonl").touch()
+    (checkpoint / "config.json").write_text("{}")
+    save_weights(checkpoint / "model.safetensors", init_flat(config, 0), config)
+    assert rl.Supervisor(init=run, device="cpu").source.weights == str(checkpoint)
+    chat = rl.TinyChat(["other", "words"])
+    with pytest.raises(rl.ConfigError, match=r"of another shape model.embed_tokens.weight"):
+        rl.Supervisor(init=run, chat=chat, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ({"model": "missing"}, ["model is 'missing'", 'neither "tiny" nor a directory']),
+        (
+            {"model": "Qwen/Qwen3-0.6B"},
+            ["nothing is downloaded", "huggingface-cli download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B"],
+        ),
+        ({"model": "/dev/null"}, ["is no directory", "the directory that it lies in"]),
+        ({"init": "missing"}, ["init is 'missing'", "no directory"]),
+        ({"template_options": {"a": 1}}, ["template_options and tool_format belong to a model directory", "tiny"]),
+        ({"tool_format": "xml"}, ["tool_format is 'xml'", '"hermes"']),
+        ({"kv_gib": 0}, ["kv_gib is 0", "above 0"]),
+    ],
+)
+def test_what_is_no_model_is_refused(arguments, parts):
+    with pytest.raises(rl.ConfigError) as error:
+        rl.Supervisor(**arguments, device="cpu")
+    for part in parts:
+        assert part in str(error.value)
+
+
+def test_a_model_config_belongs_to_tiny(whole):
+    with pytest.raises(rl.ConfigError, match='model_config is that of "tiny"'):
+        rl.Supervisor(whole, model_config=TINY, device="cpu")
+
+
+def edit_config(directory, **values):
+    path = directory / "config.json"
+    write_json(path, json.loads(path.read_text()) | values)
+
+
+def truncate(directory):
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(
+    ("damage", "part"),
+    [
+        (lambda directory: (directory / "model.safetensors").unlink(), "no weights"),
+        (truncate, "model.safetensors"),
+        (lambda directory: (directory / "config.json").write_text("{"), "config.json"),
+        (lambda directory: (directory / "config.json").unlink(), "config.json"),
+        (lambda directory: edit_config(directory, model_type="mamba"), "mamba"),
+        (lambda directory: edit_config(directory, num_hidden_layers=3), "missing model.layers.2"),
+        (lambda directory: (directory / "tokenizer.json").unlink(), "tokenizer.json"),
+        (lambda directory: (directory / "tokenizer.json").write_text("{}"), "tokenizer.json"),
+        (lambda directory: (directory / "chat_template.jinja").unlink(), "chat template"),
+        (lambda directory: edit_config(directory, vocab_size=200), "ids up to"),
+    ],
+    ids=["weights", "cut", "json", "config", "family", "layers", "tokenizer", "tokens", "template", "vocabulary"],
+)
+def test_a_directory_with_a_fault_is_refused_in_one_sentence(damage, part, copy):
+    damage(copy)
+    with pytest.raises(rl.ConfigError) as error:
+        rl.Supervisor(copy, device="cpu")
+    assert part in str(error.value) and "\n" not in str(error.value)
+
+
+def test_opening_a_model_loads_no_torch(whole):
+    code = f"import sys, pipeline as rl; rl.Supervisor({str(whole)!r}, device='cpu'); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
