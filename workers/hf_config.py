@@ -74,7 +74,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 # Keys that change what a model computes in ways that this decoder does not have. A value in the tuple is harmless.
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
-    "compression_config": (None,),
+    "quantization": (None,),
     "num_experts": (None, 0),
     "num_local_experts": (None, 0),
     "n_routed_experts": (None, 0),
@@ -116,8 +116,8 @@ def parse_model_config(values: dict[str, Any], where: str = "config.json") -> Mo
     all_bias = keys.flag("attention_bias", False) if model_type in ("llama", "qwen3", "smollm3") else False
     max_positions = keys.count("max_position_embeddings")
     rope, theta = read_rope(keys, max_positions)
-    if rope.kind == "dynamic":
-        max_positions = min(max_positions, rope.original_max_positions)
+    if rope.kind == "yarn":  # its factor says how far it reaches, whether or not the file's length was raised to that
+        max_positions = max(max_positions, int(rope.factor * rope.original_max_positions))
     try:
         return ModelConfig(
             vocab_size=keys.count("vocab_size"),
@@ -158,7 +158,8 @@ def to_hf_config(config: ModelConfig) -> dict[str, Any]:
     for model_type, architecture in architectures.items():
         written = {"architectures": [architecture], "model_type": model_type} | _write(config, model_type)
         try:
-            if parse_model_config(written) == config:
+            # How far yarn reaches may be cut in ours; a file can't say so.
+            if replace(parse_model_config(written), max_positions=config.max_positions) == config:
                 return written
         except ModelConfigError:
             continue
@@ -202,9 +203,10 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             raw = file.read(_MAX_BYTES + 1)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         raise ModelConfigError(
-            f"{path} can't be read ({error.strerror}); name a directory that holds a Hugging Face model."
+            f"{path!s:.300} can't be read ({getattr(error, 'strerror', None) or error}); name a directory that holds a "
+            "Hugging Face model."
         ) from None
     if len(raw) > _MAX_BYTES:
         raise ModelConfigError(f"{path} has more than {_MAX_BYTES >> 20} MiB; that is no model configuration.")

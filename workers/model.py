@@ -123,9 +123,10 @@ class RopeTable:
         # In float64: a float32 angle at position 100,000 is off by 0.004.
         turns = torch.tensor(frequencies(config.rope, config.rope_theta, config.head_dim), dtype=torch.float64)
         angles = torch.outer(torch.arange(config.max_positions, dtype=torch.float64), turns)
-        cos, sin = angles.cos() * config.rope.attention_factor, angles.sin() * config.rope.attention_factor
-        self.cos_P1h = torch.cat((cos, cos), dim=-1).unsqueeze(1).to(device, dtype)
-        self.sin_P1h = torch.cat((-sin, sin), dim=-1).unsqueeze(1).to(device, dtype)
+        scale = config.rope.attention_factor
+        cos, sin = ((scale * values()).to(device, dtype).unsqueeze(1) for values in (angles.cos, angles.sin))
+        self.cos_P1h = torch.cat((cos, cos), dim=-1)
+        self.sin_P1h = torch.cat((-sin, sin), dim=-1)
 
     def at(self, positions_N: Tensor) -> tuple[Tensor, Tensor]:
         """(cos, sin), each [N, 1, h]; positions int64 in [0, max_positions)."""
@@ -179,4 +180,4 @@ def logits(weights: Weights, hidden_MD: Tensor) -> Tensor:
     head = weights.head if weights.num_ids is None else weights.head[: weights.num_ids]
     scores = F.linear(hidden_MD, head)
     scores = scores if scores.dtype == torch.float64 else scores.float()
-    return scores if weights.unused_ids is None else scores.index_fill(1, weights.unused_ids, float("-inf"))
+    return scores if weights.unused_ids is None else scores.index_fill_(1, weights.unused_ids, float("-inf"))

@@ -81,10 +81,11 @@ class PackedAttention:
 def _attend_within(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     """q [B, H, T, h], k and v [B, K, T, h] -> [B, H, T, h]: each query sees `window` positions, its own the last."""
     length = q.shape[2]
-    if (
-        q.shape[1] != k.shape[1]
-    ):  # no fused CUDA kernel takes a mask and shared keys together; on the CPU it costs no more
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    if q.shape[1] != k.shape[1]:
+        # No fused CUDA kernel takes both a mask and keys that heads share; on the CPU it costs nothing. An expansion's
+        # gradient is a sum in a fixed order.
+        repeats = q.shape[1] // k.shape[1]
+        k, v = (x.unsqueeze(2).expand(-1, -1, repeats, -1, -1).flatten(1, 2) for x in (k, v))
     blocks = []
     for first in range(0, length, _BLOCK_QUERIES):
         end = min(first + _BLOCK_QUERIES, length)

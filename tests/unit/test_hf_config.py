@@ -155,6 +155,13 @@ def test_yarn_without_an_attention_factor_takes_the_papers_or_deepseeks():
     assert parse(rope_scaling=YARN | {"mscale": 1.0, "mscale_all_dim": 0}).rope.attention_factor == plain
 
 
+def test_yarn_reaches_as_far_as_its_factor_says_and_no_other_kind_does():
+    assert parse(rope_scaling=YARN | {"factor": 8.0}).max_positions == 512
+    assert parse(rope_scaling=YARN | {"factor": 2.0}).max_positions == 256
+    assert parse(rope_scaling={"type": "linear", "factor": 8.0}).max_positions == 256
+    assert parse(rope_scaling=LLAMA3).max_positions == 256
+
+
 def test_dynamic_scaling_ends_the_context_where_it_would_begin_to_change_it():
     config = parse(rope_scaling={"type": "dynamic", "factor": 4.0})
     assert config.max_positions == 256
@@ -241,6 +248,8 @@ def test_a_file_that_is_no_configuration_is_refused_in_one_sentence(tmp_path, co
 def test_a_directory_without_a_configuration_is_refused(tmp_path):
     with pytest.raises(ModelConfigError, match=r"config.json can't be read \(No such file"):
         read_model_config(tmp_path)
+    with pytest.raises(ModelConfigError, match=r"can't be read \(embedded null byte"):
+        read_model_config(str(tmp_path) + "\0")
     (tmp_path / "config.json").mkdir()
     with pytest.raises(ModelConfigError, match=r"can't be read \(Is a directory"):
         read_model_config(tmp_path)
@@ -251,6 +260,7 @@ WRITABLE = {
     "bias": replace(TINY, qkv_bias=True, out_bias=True, mlp_bias=True),
     "llama3": replace(TINY, rope=parse(rope_scaling=LLAMA3).rope),
     "yarn": replace(TINY, rope=parse(rope_scaling=YARN | {"truncate": False}).rope),
+    "yarn_cut": replace(TINY, rope=parse(rope_scaling=YARN).rope, max_positions=100),
     "linear": replace(TINY, rope=RopeScaling(kind="linear", factor=3.0), rope_theta=5e5),
     "dynamic": replace(TINY, rope=RopeScaling(kind="dynamic", factor=3.0, original_max_positions=1024)),
     "qwen2": replace(TINY, qkv_bias=True, layer_windows=(0, 9)),
@@ -263,7 +273,9 @@ WRITABLE = {
 @pytest.mark.parametrize("config", WRITABLE.values(), ids=WRITABLE)
 def test_a_model_of_ours_is_written_so_that_it_reads_back(config):
     written = to_hf_config(replace(config, num_token_ids=100, unused_ids=(3,)))
-    assert parse_model_config(json.loads(json.dumps(written))) == config
+    read = parse_model_config(json.loads(json.dumps(written)))
+    assert read.max_positions >= config.max_positions
+    assert replace(read, max_positions=config.max_positions) == config
 
 
 def test_a_model_that_no_family_has_is_not_written():

@@ -7,8 +7,10 @@ import pytest
 import pipeline as rl
 from pipeline import supervisor
 from pipeline.make_spec import make_spec
+from pipeline.run_blocks import RunBlocks
 from pipeline.tasks import guess
-from workers.model_config import TINY
+from workers.model_config import TINY, ModelConfig
+from workers.rope_scaling import RopeScaling
 
 
 def spec(model=None, *, budget=None, concurrency=64, max_staleness=2, evaluates=False):
@@ -37,6 +39,21 @@ def test_default_context_is_what_the_model_has():
 def test_context_of_the_users_own_is_kept():
     made = spec(budget=rl.Budget(max_context_tokens=128))
     assert (made.max_context_tokens, made.kv_tokens, made.reply_tokens) == (128, 64 * 128, 128)
+
+
+def test_processes_are_told_of_no_more_positions_than_a_context_can_have():
+    """A model of 131,072 positions would else fill 128 MiB of rotations in each process that trains on 128 tokens."""
+    chat = rl.Supervisor(device="cpu").chat
+    scaling = RopeScaling(kind="yarn", factor=4.0, original_max_positions=32768)
+    config = replace(TINY, vocab_size=chat.vocab_size, max_positions=131072, rope=scaling)
+    made = spec(rl.Supervisor(device="cpu", model_config=config), budget=rl.Budget(max_context_tokens=128))
+    assert made.model == config
+    blocks = RunBlocks(made, run_id=1)
+    try:
+        for told in (blocks.learner_config(), blocks.sampler_config(0, {})):
+            assert ModelConfig.from_fields(told["model"]) == replace(config, max_positions=128)
+    finally:
+        blocks.close()
 
 
 def test_context_beyond_the_positions_is_refused():
