@@ -69,9 +69,11 @@ def test_the_engine_samples_from_the_references_logits(config, way, monkeypatch)
     engine._store.pool[1:] = float("nan")
     engine.set_weights(0, bind_weights(flat, config))
     asked = [request(i, existing_ids(config, rng, n), m) for i, (n, m) in enumerate([(1, 12), (30, 4), (7, 15)])]
+    asked.append(request(3, asked[1].tokens, 9, group=1, member=1))  # shares the prompt's KV with another
     for one in asked:
         engine.add(one)
     segments = drain(engine, len(asked))
+    assert segments[3].cached == len(asked[3].tokens) - 1
     again = request(9, np.concatenate((asked[2].tokens, segments[2].tokens, asked[0].tokens)), 6, group=2)
     engine.add(again)
     for one, segment in zip([*asked, again], [*segments, *drain(engine, 1)], strict=True):
