@@ -74,6 +74,13 @@ RECIPES: dict[str, dict[str, Any]] = {
         "grad_clip_norm": 1.0,
         "max_context_tokens": 64,
     },
+    "calculator": {
+        "steps": 200,
+        "advantage": "group_std",  # a first call that runs counts among those that don't: see docs/decisions.md
+        "lr": 5e-6,
+        "lr_warmup": 5,
+        "grad_clip_norm": 1.0,
+    },
 }
 
 

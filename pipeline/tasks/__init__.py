@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.chat.format import ChatFormat
-from pipeline.tasks import guess
+from pipeline.tasks import calculator, guess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,8 @@ class Task:
     budget: Mapping[str, int] = field(default_factory=dict)
 
 
+LATENCY = "how long the tool takes: none, fixed:MS or lognormal:MEDIAN_MS:SIGMA"
+
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
@@ -36,8 +38,22 @@ TASKS: dict[str, Task] = {
             chat_format=guess.chat_format,
             train_rows=guess.train_rows,
             holdout_rows=guess.holdout_rows,
-            options={"latency": "how long the tool takes: none, fixed:MS or lognormal:MEDIAN_MS:SIGMA"},
+            options={"latency": LATENCY},
             budget={"max_turn_tokens": guess.MAX_TURN_TOKENS},
+        ),
+        Task(
+            name="calculator",
+            environment=f"{calculator.__name__}:{calculator.Calculator.__qualname__}",
+            speaks="text",
+            train_rows=calculator.train_rows,
+            holdout_rows=calculator.holdout_rows,
+            options={"latency": LATENCY},
+            budget={
+                "max_turns": calculator.MAX_TURNS,
+                "max_turn_tokens": calculator.MAX_TURN_TOKENS,
+                "max_context_tokens": calculator.MAX_CONTEXT_TOKENS,
+                "tool_output_tokens": calculator.TOOL_OUTPUT_TOKENS,
+            },
         ),
     )
 }

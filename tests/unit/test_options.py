@@ -109,7 +109,7 @@ def test_cpu_starts_one_sampler_unless_asked():
         (["--model", "missing"], ["--model is 'missing'", "neither", "directory"]),
         (["--model", "Qwen/Qwen3-0.6B"], ["--model is 'Qwen/Qwen3-0.6B'", "nothing is downloaded", "--local-dir"]),
         (["--model", "/dev/null"], ["--model is '/dev/null'", "no directory"]),
-        (["--model", "."], ["--task is 'guess'", "the model tiny", "but --model is /"]),
+        (["--model", ".", "--task", "guess"], ["--task is 'guess'", "the model tiny", "but --model is /"]),
         (["--init", "."], ["neither a run directory nor a model directory"]),
         (["--init", "missing"], ["--init is 'missing'", "no directory"]),
         (["--template-options", "a=true"], ["--template-options is 'a=true'", "no chat template"]),
