@@ -14,7 +14,7 @@ from workers.errors import ModelConfigError
 from workers.hf_keys import ConfigFile
 from workers.hf_layers import layer_windows_of, nope_layers_of
 from workers.hf_rope import read_rope, rope_keys
-from workers.model_config import ModelConfig
+from workers.model_config import MAX_LAYERS, ModelConfig
 
 _MAX_BYTES = 4 << 20  # the largest config.json of a published model has some 100 KB
 
@@ -109,7 +109,7 @@ def parse_model_config(values: dict[str, Any], where: str = "config.json") -> Mo
                 "write head_dim."
             )
         head_dim = hidden_size // num_heads
-    num_layers = keys.count("num_hidden_layers")
+    num_layers = keys.count("num_hidden_layers", most=MAX_LAYERS)
     nope_layers = nope_layers_of(keys, num_layers) if model_type == "smollm3" else ()
     windows = layer_windows_of(keys, model_type, num_layers, nope_layers)
     # Only these types have the key; for the others transformers does not look at it.

@@ -24,13 +24,13 @@ class ConfigFile:
         """`default` ... means the file's own table of defaults."""
         return self.values.get(name, self.defaults.get(name) if default is ... else default)
 
-    def count(self, name: str, default: Any = ..., *, null: bool = False, least: int = 1) -> Any:
-        """An integer from `least` on; None where the file has null or nothing, if `null` allows it."""
+    def count(self, name: str, default: Any = ..., *, null: bool = False, least: int = 1, most: int = MAX_COUNT) -> Any:
+        """An integer from `least` to `most`; None where the file has null or nothing, if `null` allows it."""
         value = self._get(name, default)
         if value is None and null:
             return None
-        if type(value) is not int or not least <= value <= MAX_COUNT:
-            self.refuse(name, value, f"give an integer from {least} to {MAX_COUNT:,}")
+        if type(value) is not int or not least <= value <= most:
+            self.refuse(name, value, f"give an integer from {least} to {most:,}")
         return value
 
     def number(self, name: str, default: Any = ..., *, least: float = SMALLEST_FLOAT) -> float:

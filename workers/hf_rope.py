@@ -29,7 +29,7 @@ def read_rope(keys: ConfigFile, max_positions: int) -> tuple[RopeScaling, float]
     # Numbers of the nested object are read, and refused, under their whole name.
     inner = ConfigFile(f"{keys.where}: {name}", given, {})
     if unknown := sorted(set(given) - _KNOWN):
-        inner.refuse(unknown[0], given[unknown[0]], f"known keys there are {', '.join(sorted(_KNOWN))}")
+        inner.refuse(f"{unknown[0]!r:.60}", given[unknown[0]], f"known keys there are {', '.join(sorted(_KNOWN))}")
     for owner in (inner, keys):
         share = owner.values.get("partial_rotary_factor")
         if share is not None and (type(share) not in (int, float) or share != 1):

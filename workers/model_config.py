@@ -9,6 +9,7 @@ from workers.errors import ModelConfigError
 from workers.rope_scaling import LARGEST_FLOAT, SMALLEST_FLOAT, RopeScaling
 
 MAX_COUNT = 2**31 - 1  # no tensor of a real model is longer
+MAX_LAYERS = 10_000  # far more than any model has; each takes an entry in several lists
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +45,10 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= MAX_COUNT:
+            value, most = getattr(self, name), MAX_LAYERS if name == "num_layers" else MAX_COUNT
+            if type(value) is not int or not 1 <= value <= most:
                 raise ModelConfigError(
-                    f"ModelConfig.{name} is {value!r:.100}; it counts something, so give an integer from 1 to "
-                    f"{MAX_COUNT:,}."
+                    f"ModelConfig.{name} is {value!r:.100}; it counts something, so give an integer from 1 to {most:,}."
                 )
         for name in ("rope_theta", "rms_norm_eps"):
             value = getattr(self, name)

@@ -191,8 +191,9 @@ def test_dynamic_scaling_ends_the_context_where_it_would_begin_to_change_it():
         ({"rope_scaling": {"type": "linear", "factor": True}}, "factor is True"),
         (
             {"rope_scaling": {"type": "linear", "factor": 2, "mrope_section": [1]}},
-            r"mrope_section is \[1\]; known keys",
+            r"'mrope_section' is \[1\]; known keys",
         ),
+        ({"rope_scaling": {"type": "linear", "a\n" * 99: 1}}, r"rope_scaling: 'a.na.n"),
         ({"rope_scaling": [1]}, r"rope_scaling is \[1\]; give an object"),
         ({"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}}, "rope_scaling: .*high_freq_factor is 1.0 and low_freq"),
         ({"rope_scaling": YARN | {"truncate": 1}}, "truncate is 1; give true or false"),
@@ -205,6 +206,7 @@ def test_dynamic_scaling_ends_the_context_where_it_would_begin_to_change_it():
         ({"vocab_size": "40"}, "vocab_size is '40'; give an integer"),
         ({"vocab_size": True}, "vocab_size is True"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; give an integer from 1 to 10,000"),
         ({"hidden_size": 10**30}, "hidden_size is 1000.*2,147,483,647"),
         ({"hidden_size": 30}, "hidden_size is 30 and num_attention_heads 4, which does not divide it; write head_dim"),
         ({"num_key_value_heads": 3}, "config.json: ModelConfig has 4 query heads and 3 key/value heads"),

@@ -158,6 +158,7 @@ def test_initial_weights_keep_variances_whatever_the_width():
         ({"num_kv_heads": 3}, "4 query heads and 3 key/value heads"),
         ({"head_dim": 7}, "head_dim is 7"),
         ({"num_layers": 0}, "num_layers is 0"),
+        ({"num_layers": 10**6}, "num_layers is 1000000; .* from 1 to 10,000"),
         ({"hidden_size": 8.0}, "hidden_size is 8.0"),
         ({"rope_theta": math.inf}, "rope_theta is inf"),
         ({"rms_norm_eps": 0.0}, "rms_norm_eps is 0.0"),
