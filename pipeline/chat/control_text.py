@@ -6,7 +6,8 @@ Three steps, around the rendering of a template:
 2. That is replaced by names that no message can hold; then the marks go, and messages are as they were.
 3. The whole is encoded in one go by a copy of the tokenizer whose control tokens have these names, under the same ids,
    and which does not know their texts.
-A control token is any added token that is not white space: `<|im_end|>`, `<think>`, `<tool_call>`, …
+A control token is any added token (`<|im_end|>`, `<think>`, `<tool_call>`, …) but white space and single characters:
+these are text, and a character may have no other id.
 """
 
 import json
@@ -23,6 +24,7 @@ from pipeline.errors import ConfigError, TemplateError
 # that no template's formatting changes them, and which are neither letters nor space.
 BREAK = "\ua874"  # goes away
 QUOTE = "\ua875"  # with the six hexadecimal digits behind it, one character
+_MARK = re.compile(f"[{BREAK}{QUOTE}]")
 _QUOTED = re.compile(f"{BREAK}|{QUOTE}([0-9a-fA-F]{{6}})")
 
 
@@ -31,19 +33,30 @@ def restore(text: str) -> str:
     return _QUOTED.sub(lambda found: chr(int(found[1], 16)) if found[1] else "", text)
 
 
+# In ASCII JSON: an escape, which an even number of backslashes comes before.
+_ESCAPED = re.compile(rf"(?<!\\)((?:\\\\)*)\\u(?:{ord(BREAK):04x}|{ord(QUOTE):04x}([0-9a-f]{{6}}))")
+
+
+def unescaped_marks(ascii_json: str) -> str:
+    """JSON that has been written in ASCII, with its marks as they were."""
+
+    def unescaped(found: re.Match) -> str:
+        if found[2] is None:
+            return found[1] + BREAK
+        return f"{found[1]}\\u{int(found[2], 16):04x}"
+
+    return _ESCAPED.sub(unescaped, ascii_json)
+
+
 class TextBreaker:
     """Breaks what reads like one of `controls` in a text, also where its other half may come from what is beside it."""
 
     def __init__(self, controls: Iterable[str]) -> None:
         self._controls = sorted(set(controls))
-        # No mark fits into a single character: it is quoted, as are the marks themselves.
-        quoted = {BREAK, QUOTE, *(text for text in self._controls if len(text) == 1)}
-        self._quoted = re.compile("[" + "".join(map(re.escape, sorted(quoted))) + "]")
-        longer = [text for text in self._controls if len(text) > 1]
-        self._starts = _any_of(longer, ahead=True)
-        self._longest = max(map(len, longer), default=0)
-        self._beginnings = {text[:end] for text in longer for end in range(1, len(text))}
-        self._ends = {text[start:] for text in longer for start in range(1, len(text))}
+        self._starts = _any_of(self._controls, ahead=True)
+        self._longest = max(map(len, self._controls), default=0)
+        self._beginnings = {text[:end] for text in self._controls for end in range(1, len(text))}
+        self._ends = {text[start:] for text in self._controls for start in range(1, len(text))}
 
     def broken(self, text: str, whole: bool = False) -> str:
         """The text with its marks, itself if it needs none. whole: also if all of it may be the middle of a control."""
@@ -53,12 +66,12 @@ class TextBreaker:
         if 0 < len(inner) < self._longest and any(inner in control for control in self._controls):
             breaks.add(text.index(inner))
         if not breaks:
-            return self._quoted.sub(_quote, text)
+            return _MARK.sub(_quote, text)
         parts, last = [], 0
         for place in sorted(breaks):
-            parts.append(self._quoted.sub(_quote, text[last:place]))
+            parts.append(_MARK.sub(_quote, text[last:place]))
             last = place
-        parts.append(self._quoted.sub(_quote, text[last:]))
+        parts.append(_MARK.sub(_quote, text[last:]))
         return BREAK.join(parts)
 
     def all_broken(self, value: Any) -> Any:
@@ -101,8 +114,9 @@ class ControlText:
         self._place = place
         tokenizer = {**tokenizer, "truncation": None, "padding": None}
         self.plain = _load(tokenizer, place)
-        added = [token["content"] for token in tokenizer.get("added_tokens") or [] if not token["content"].isspace()]
-        self.controls: dict[str, int] = {text: self.plain.token_to_id(text) for text in added if text}
+        added = [token["content"] for token in tokenizer.get("added_tokens") or []]
+        controls = [text for text in added if len(text) > 1 and not text.isspace()]
+        self.controls: dict[str, int] = {text: self.plain.token_to_id(text) for text in controls}
         self.special = frozenset(
             token["content"] for token in tokenizer.get("added_tokens") or [] if token.get("special")
         )

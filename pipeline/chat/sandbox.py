@@ -15,10 +15,14 @@ from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-# What one rendering may cost: characters written, and CALL_COST for each loop round and call. A conversation of a
-# million tokens has about 4 million characters, and templates handle each a few times.
+from pipeline.chat.control_text import unescaped_marks
+
+# What one rendering may cost, in characters written; a loop round or a call, and an item that becomes text, cost as
+# much as so many of them. A conversation of a million tokens has about 4 million, and templates handle each several
+# times.
 MAX_COST = 100_000_000
-CALL_COST = 200
+CALL_COST = 400
+ITEM_COST = 100
 MAX_TEXT = 50_000_000  # characters of one value
 MAX_WIDTH = 10_000  # of padding, indentation and the like
 
@@ -75,13 +79,17 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
         self._left = MAX_COST
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """As Jinja reads it, but loops count their rounds and `~` what it joins."""
+        """As Jinja reads it, but loops count their rounds, and `~`, lists and dicts what they are made of."""
         tree = super()._parse(source, name, filename)
         for loop in tree.find_all(nodes.For):
             cost = CALL_COST + sum(len(data.data) for data in loop.find_all(nodes.TemplateData))
             loop.iter = _filtered(loop.iter, "_rounds", nodes.Const(cost))
         for joined in tree.find_all(nodes.Concat):
             joined.nodes = [_filtered(node, "_written") for node in joined.nodes]
+        for made in tree.find_all(nodes.List):
+            made.items = [_filtered(node, "_written") for node in made.items]
+        for pair in tree.find_all(nodes.Pair):
+            pair.value = _filtered(pair.value, "_written")
         return tree
 
     def call(self, context: Any, callee: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -100,9 +108,17 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
             raise BudgetError("it makes a value that is too long")
         return self._measured(super().call_binop(context, operator, left, right))
 
-    def format_string(self, s: str, args: Any, kwargs: Any, format_func: Callable | None = None) -> str:
-        _check_growth("format", s, [])
-        return super().format_string(s, args, kwargs, format_func)
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        formatted = super().wrap_str_format(value)
+        if formatted is None:
+            return None
+
+        @wraps(formatted)
+        def checked(*args: Any, **kwargs: Any) -> str:
+            _check_growth("format", value.__self__, [])
+            return formatted(*args, **kwargs)
+
+        return checked
 
     def _spend(self, cost: int) -> None:
         self._left -= cost
@@ -120,7 +136,7 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
         """Before a value becomes text: one that holds another twice is as long as if it held copies."""
         if isinstance(value, (list, tuple, dict)):
             for item in value.values() if isinstance(value, dict) else value:
-                self._spend(1)
+                self._spend(ITEM_COST)
                 self._measured_deeply(item)
         return self._measured(value)
 
@@ -188,4 +204,5 @@ def to_json(
     """The filter `tojson` of chat templates: unlike Jinja's own, it escapes nothing for HTML."""
     if (len(indent) if isinstance(indent, str) else indent or 0) > 100:
         raise BudgetError(f"it indents JSON by {indent!r:.20}")
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return unescaped_marks(text) if ensure_ascii else text
