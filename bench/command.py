@@ -25,6 +25,29 @@ from shm.errors import HeadwayError
 UNSET = {"samplers": "one", "out": "a temporary directory"}  # what --help says of a default that is None
 
 
+def run_command(arguments: Sequence[str], help_text: Callable[[], str], act: Callable[[list[str]], None]) -> int:
+    """Show help or act on `arguments`; returns the exit code."""
+    try:
+        if {"--help", "-h"} & set(arguments):
+            print(help_text())
+        else:
+            act(list(arguments))
+        sys.stdout.flush()
+        return 0
+    except ConfigError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    except HeadwayError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output is gone (`… | head`): nothing is left to say, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchCommand:
     """One bench as a command. Its options are the fields of its plan, a dataclass with a default for each, in the order
@@ -55,25 +78,7 @@ class BenchCommand:
     def main(self, arguments: Sequence[str] | None = None) -> int:
         """Show help or run the bench with `arguments` (those of the process if None); returns its exit code."""
         arguments = list(sys.argv[1:] if arguments is None else arguments)
-        try:
-            if {"--help", "-h"} & set(arguments):
-                print(self.help_text())
-            else:
-                self.bench(self.parse(arguments))
-            sys.stdout.flush()
-            return 0
-        except ConfigError as error:
-            print(f"bench: {error}", file=sys.stderr)
-            return 2
-        except HeadwayError as error:
-            print(f"bench: {error}", file=sys.stderr)
-            return 1
-        except KeyboardInterrupt:
-            return 130
-        except BrokenPipeError:
-            # The reader of our output is gone (`… | head`): nothing is left to say, not even at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
+        return run_command(arguments, self.help_text, lambda given: self.bench(self.parse(given)))
 
     def parse(self, arguments: Sequence[str]) -> Any:
         """The plan. Raises ConfigError, before anything starts, for whatever run.py would refuse too."""
