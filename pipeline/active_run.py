@@ -129,7 +129,7 @@ class ActiveRun:
             raise CheckpointError(f"The learner is gone, so version {version} can't be saved.")
         try:
             await self.learner.save(version, path, layout(self.spec.model).num_bytes("float32"))
-        except (asyncio.CancelledError, RunError):
+        except (asyncio.CancelledError, GeneratorExit, RunError):
             self.workers.learner.discard()
             raise
 

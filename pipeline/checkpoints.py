@@ -60,7 +60,7 @@ class Checkpoints:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         self.latest = self._run_dir / FOLDER / name
-        seconds = self._events.seconds() - began
+        seconds = round(self._events.seconds() - began, 6)
         self._events.log("checkpoint", version=version, path=f"{FOLDER}/{name}", seconds=seconds)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from pipeline import audit
 from pipeline.command_line import suggestion
 from pipeline.errors import ConfigError
+from pipeline.export import export
 from pipeline.make_run_config import parse
 from pipeline.options import help_text
 from pipeline.run_config import RunConfig
@@ -24,10 +25,11 @@ USAGE = """Usage: headway COMMAND …
 
   headway run [--OPTION VALUE …]   train; the same as python run.py, --help lists the options
   headway audit RUN_DIR            prove from a run's events.jsonl that its bound held
+  headway export RUN_DIR OUT_DIR   write a run's weights as a model directory that transformers loads
   headway --version"""
 
-COMMANDS = ("run", "audit", "--help", "--version")
-LATER = ("report", "top", "clean", "export", "eval")
+COMMANDS = ("run", "audit", "export", "--help", "--version")
+LATER = ("report", "top", "clean", "eval")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,6 +71,11 @@ def _command(arguments: list[str]) -> int:
             if not os.path.isfile(events):
                 raise ConfigError(f"{rest[0]} holds no events.jsonl; name the directory of a run.")
             return audit.main(events)
+        case ["export", *rest]:
+            if len(rest) != 2 or any(word.startswith("-") for word in rest):
+                raise ConfigError("headway export needs a run and a new directory: headway export RUN_DIR OUT_DIR.")
+            print(export(*rest))
+            return 0
         case [word, *_]:
             if word in LATER:
                 raise ConfigError(f"headway {word} isn't built yet.")

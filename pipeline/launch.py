@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import warnings
+from contextlib import aclosing
 
 from pipeline.config_checks import ConfigWarning
 from pipeline.evaluator import Evaluator
@@ -113,8 +114,10 @@ async def _train(trainer: AsyncTrainer, config: RunConfig) -> int:
     watching = asyncio.create_task(progress.watch())
     status = "failed"
     try:
-        async for step in trainer.run(train_rows(config), config.steps, description=config.to_json()):
-            progress.show(step.n, step.metrics)
+        run = trainer.run(train_rows(config), config.steps, description=config.to_json())
+        async with aclosing(run) as steps:  # a reader that goes away ends the run in order
+            async for step in steps:
+                progress.show(step.n, step.metrics)
         status = "stopped" if trainer.stopped else "completed"
     except asyncio.CancelledError:
         status = "stopped"

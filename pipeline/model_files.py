@@ -47,7 +47,7 @@ def read_model_files(directory: Path | str) -> dict[str, bytes]:
     values = json.loads(files[CONFIG])
     if _dtype_of(values) is None:
         tensors = check_tensors(directory, read_model_config(directory))
-        files[CONFIG] = _json(values | {"dtype": DTYPE_NAMES[next(iter(tensors.values())).dtype]})
+        files[CONFIG] = json_bytes(values | {"dtype": DTYPE_NAMES[next(iter(tensors.values())).dtype]})
     return files
 
 
@@ -56,7 +56,7 @@ def own_model_files(config: ModelConfig, stop_ids: Sequence[int]) -> dict[str, b
     that no family of Hugging Face has.
     """
     ids = {"bos_token_id": None, "eos_token_id": list(stop_ids), "pad_token_id": None}
-    return {CONFIG: _json(to_hf_config(config) | ids | {"dtype": "float32"})}
+    return {CONFIG: json_bytes(to_hf_config(config) | ids | {"dtype": "float32"})}
 
 
 def model_dtype(directory: Path) -> str:
@@ -72,5 +72,6 @@ def _dtype_of(values: dict[str, Any]) -> Any:
     return values.get("dtype") or values.get("torch_dtype")  # the second is the key's older name
 
 
-def _json(values: dict[str, Any]) -> bytes:
+def json_bytes(values: dict[str, Any]) -> bytes:
+    """As such files are written, for people to read."""
     return (json.dumps(values, indent=2) + "\n").encode()

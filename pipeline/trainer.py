@@ -215,10 +215,12 @@ def run(
 
     async def collect() -> list[Step]:
         done = []
-        async for step in trainer.run(rows, steps):
-            if on_step is not None:
-                on_step(step)
-            done.append(step)
+        # aclosing: what on_step raises must end the run in order, before asyncio.run cancels what it finds.
+        async with aclosing(trainer.run(rows, steps)) as trained:
+            async for step in trained:
+                if on_step is not None:
+                    on_step(step)
+                done.append(step)
         return done
 
     try:

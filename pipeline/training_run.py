@@ -131,42 +131,29 @@ class TrainingRun:
             raise
         finally:
             loop, self._loop, self._opening = self._loop, None, False
+            # Nested, for a cancellation may come in here too: asyncio.run cancels what its coroutine has left behind.
+            # After it a second GeneratorExit is thrown in, which would close a coroutine that did all this for us.
             try:
-                await self._wind_up(run, loop, rollouts, evaluations, save)
-            except asyncio.CancelledError:
-                status, self.stopped = "stopped", True
-                raise
-            except Exception:
-                status = "failed"
-                raise
+                try:
+                    try:
+                        if evaluations is not None:
+                            await evaluations.stop()
+                    finally:
+                        if rollouts is not None:
+                            await rollouts.stop()
+                    if run is not None and loop is not None and save is not Save.NOTHING:
+                        await self._save(run, loop, save)
+                except asyncio.CancelledError:
+                    status, self.stopped = "stopped", True
+                    raise
+                except Exception:
+                    status = "failed"
+                    raise
+                finally:
+                    if run is not None:
+                        await self._model.end_run(run)
             finally:
                 self._log_end(loop, status)
-
-    # --- its end -------------------------------------------------------------------------------------------------
-
-    async def _wind_up(
-        self,
-        run: ActiveRun | None,
-        loop: TrainingLoop | None,
-        rollouts: Rollouts | None,
-        evaluations: Evaluations | None,
-        save: Save,
-    ) -> None:
-        """End what samples, save the weights, end the run. Nested, for a cancellation may come in here too (asyncio.run
-        cancels what its coroutine has left behind): it leaves out the save, and nothing else.
-        """
-        try:
-            try:
-                if evaluations is not None:
-                    await evaluations.stop()
-            finally:
-                if rollouts is not None:
-                    await rollouts.stop()
-            if run is not None and loop is not None and save is not Save.NOTHING:
-                await self._save(run, loop, save)
-        finally:
-            if run is not None:
-                await self._model.end_run(run)
 
     async def _save(self, run: ActiveRun, loop: TrainingLoop, save: Save) -> None:
         """The last checkpoint: of the version after an update that has begun."""

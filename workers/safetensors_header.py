@@ -29,6 +29,10 @@ class TensorInfo:
     start: int
     num_bytes: int
 
+    @property
+    def num_elements(self) -> int:
+        return prod(self.shape)
+
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """Every tensor of the file. Raises CheckpointError unless header and file fit together."""

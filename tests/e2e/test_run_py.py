@@ -133,7 +133,7 @@ def test_two_runs_at_once_each_leave_a_whole_run_and_nothing_else(start, tempora
         assert done.returncode == 0, done.stdout + done.stderr
 
         names = {path.name for path in run.run_dir.iterdir()}
-        assert names == {"config.json", "events.jsonl", "metrics.jsonl", "logs"}
+        assert names == {"config.json", "events.jsonl", "metrics.jsonl", "checkpoints", "logs"}
         logs = {path.name for path in (run.run_dir / "logs").iterdir()}
         assert logs == {"learner-0.log", "sampler-0.log", "environment-0.log"}
 
@@ -141,6 +141,8 @@ def test_two_runs_at_once_each_leave_a_whole_run_and_nothing_else(start, tempora
         assert [line["step"] for line in metrics] == [1, 2, 3, 4]
         updates = [line for line in metrics if line["train/updated"]]
         assert metrics[-1]["model_step"] == len(updates) > 0
+        (checkpoint,) = (path.name for path in (run.run_dir / "checkpoints").iterdir())
+        assert checkpoint == f"version-{len(updates)}"
         for line in metrics:
             assert line.keys() >= KEYS, KEYS - line.keys()
         for line in updates:
@@ -182,6 +184,22 @@ def test_ctrl_c_ends_the_run_after_the_update_that_has_begun(start, temporary):
     assert 2 <= end["steps"] == len(run.lines("metrics.jsonl")) < 100000
     assert len(run.events("optim")) == len(run.events("published"))
     assert f"stopped after {end['steps']} of 100000 steps" in run.stdout
+    (checkpoint,) = run.events("checkpoint")
+    assert checkpoint["version"] == len(run.events("published"))
+    assert f"checkpoint: {run.run_dir / checkpoint['path']}" in run.stdout.splitlines()
+
+
+def test_run_that_can_not_save_its_weights_has_failed(start, temporary, tmp_path):
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / "checkpoints").write_text("in the way")
+    run = start("run", "--steps", "1")
+    assert run.run_dir == run_dir and run.wait() == 1
+    checkpoint = f"{run_dir}/checkpoints/version-{len(run.events('published'))}"
+    assert run.stderr == f"headway: {checkpoint} can't be made: File exists; see to that place.\n"
+    assert [event["status"] for event in run.events("end")] == ["failed"]
+    assert "failed after 1 of 1 steps" in run.stdout and "checkpoint:" not in run.stdout
+    assert audit(run_dir).returncode == 0
 
 
 def test_ctrl_c_ends_a_long_evaluation_at_once_and_the_summary_tells_the_one_before(start, temporary):

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from dataclasses import replace
 
 import psutil
 import pytest
@@ -11,7 +10,7 @@ import torch
 from running import audit, events_of, make_trainer, published_weights
 
 import pipeline as rl
-from pipeline import checkpoints, trainer
+from pipeline import checkpoints
 from pipeline.checkpoints import latest_checkpoint
 from pipeline.tasks import guess
 from tests.small_models import write_small_model
@@ -91,6 +90,15 @@ def test_a_run_whose_caller_left_saves(model, tmp_path, leave):
             asyncio.run(train())
         version = events_of(tmp_path / "run", "published")[-1]["version"]
     check_checkpoint(tmp_path / "run", version)
+
+
+def test_a_run_whose_on_step_raised_saves(model, tmp_path):
+    def fail(step):
+        raise KeyError("of the caller's own")
+
+    with pytest.raises(KeyError):
+        rl.run(make_trainer(model, tmp_path / "run"), ROWS, steps=100, on_step=fail)
+    check_checkpoint(tmp_path / "run", events_of(tmp_path / "run", "published")[-1]["version"])
 
 
 def test_a_run_that_is_cancelled_after_a_stop_saves_nothing(model, tmp_path):
@@ -206,22 +214,16 @@ def test_what_a_killed_run_has_left_half_done_is_removed(model, tmp_path):
     check_checkpoint(tmp_path / "run", 1)
 
 
-def test_a_run_begins_from_the_weights_of_a_model_directory(tmp_path, monkeypatch):
-    vocab_size = guess.chat_format().vocab_size  # the words of `guess` are its ids
-    options = {"family": "qwen3", "dtype": "bfloat16", "tie": False, "shards": 2, "vocab_size": vocab_size}
-    directory = write_small_model(tmp_path / "model", **options)
+def test_a_run_begins_from_the_weights_of_a_model_directory(tmp_path):
+    directory = write_small_model(tmp_path / "model", family="qwen3", dtype="bfloat16", tie=False, shards=2)
     config = read_model_config(directory)
-    make_spec = trainer.make_spec
-    monkeypatch.setattr(
-        trainer, "make_spec", lambda *args, **options: replace(make_spec(*args, **options), weights=str(directory))
-    )
     published = []
 
     async def train(training):
         async for step in training.run(ROWS, steps=1):
             published.extend(torch.from_numpy(published_weights(model, version)) for version in (0, step.model_step))
 
-    with rl.Supervisor(device="cpu", model_config=config) as model:
+    with rl.Supervisor(directory, chat=guess.chat_format(), device="cpu") as model:
         training = make_trainer(model, tmp_path / "run", optimizer=rl.Adam(lr=0.1))
         asyncio.run(train(training))
     assert torch.equal(published[0], load_flat(directory, config))
