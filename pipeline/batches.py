@@ -29,7 +29,8 @@ class TrainingBatch:
     """What the learner gets, and what the batch says about itself. Without rows there is no gradient, hence no update.
 
     gradient_scale: factor of the summed gradients that the weights leave out (1 unless `streamed`). num_generated,
-    num_masked, num_dropped: generated tokens of all members, those masked for age, those of dropped members.
+    num_masked, num_dropped: generated tokens of all members, those masked for age, those of dropped members. mistake: a
+    sentence if nothing can be trained, which no policy asked for; else empty.
     """
 
     rows: Rows
@@ -40,6 +41,7 @@ class TrainingBatch:
     num_dropped: int
     age_min: int
     age_max: int
+    mistake: str = ""
 
 
 def make_batch(
@@ -76,6 +78,7 @@ def make_batch(
     if aged_N is not None:
         trained_N &= ~aged_N
     generated_T = np.bincount(flat.trajectory_of[generated_N], minlength=len(trajectories))
+    num_wanted = int(np.count_nonzero(trained_N))
     if any(trajectory.loss_mask_end is not None for trajectory in trajectories):
         trained_N &= _before_mask_end(trajectories, flat.trajectory_of, generated_N, generated_T)
     trained_T = np.bincount(flat.trajectory_of[trained_N], minlength=len(trajectories))  # n of each trajectory
@@ -127,7 +130,24 @@ def make_batch(
         num_dropped=int(generated_T[dropped_T].sum()),
         age_min=int(ages_S.min()) if len(ages_S) else 0,
         age_max=int(ages_S.max(initial=0)),
+        mistake=_mistake(num_generated, num_wanted, int(trained_T.sum()), all_dropped=bool(dropped_T.all())),
     )
+
+
+def _mistake(num_generated: int, num_wanted: int, num_trained: int, *, all_dropped: bool) -> str:
+    """num_wanted: generated tokens that neither a drop policy nor their age excludes."""
+    if num_generated == 0 and not all_dropped:
+        return (
+            "A batch holds no sampled token, so there is nothing to train: the sampler gave empty samples only. Check "
+            "the model and its limits, or drop such trajectories with Truncation(by_cause={'empty_sample': 'drop'})."
+        )
+    if num_wanted > 0 and num_trained == 0:
+        return (
+            f"traj.loss_mask_end masks all {num_wanted} sampled tokens of a batch, so there is nothing to train. It is "
+            "an offset over all tokens that a trajectory generates, of which only those before it are trained. Set it "
+            "higher, or leave it out."
+        )
+    return ""
 
 
 def _divisors(

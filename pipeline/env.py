@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.chat.call_json import CallError, read_arguments
 from pipeline.config_checks import MAX_COUNT, shown
 from pipeline.dataset import why_not_plain
 from pipeline.environments.tool_calls import run_tool_call
@@ -251,6 +252,11 @@ def as_messages(value: Any, source: str) -> list[Message]:
                 f"{source} gave the message {message!r:.200}. A message is a dict with a role, one of "
                 f"{', '.join(ROLES)}, and a string as content. Correct it."
             )
+        if message.get("tool_calls") is not None and not all(map(_is_call, _list_of(message["tool_calls"]))):
+            raise ConfigTypeError(
+                f"{source} gave the message {message!r:.200}. Its tool_calls are a list of calls, each "
+                '{"id": ..., "type": "function", "function": {"name": ..., "arguments": {...}}}. Correct them.'
+            )
         why = why_not_plain(message)
         if why is not None:
             raise ConfigTypeError(
@@ -258,6 +264,22 @@ def as_messages(value: Any, source: str) -> list[Message]:
                 "another process, so it holds plain values only. Correct it."
             )
     return list(value)
+
+
+def _list_of(value: Any) -> list:
+    return value if isinstance(value, list) else [value]
+
+
+def _is_call(call: Any) -> bool:
+    """Whether it is a tool call as chat templates take it; its arguments may be the JSON text of an object."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        return False
+    try:
+        read_arguments(function.get("arguments"), "")
+    except CallError:
+        return False
+    return True
 
 
 def check_env_class(env_class: Any) -> None:

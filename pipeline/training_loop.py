@@ -127,6 +127,8 @@ class TrainingLoop:
         selected = started if streamed is not None else self._clock()
         groups = self.received.groups(batch)
         rest, training = self._make_batch(groups) if streamed is None else streamed.flush(groups)
+        if training.mistake:
+            raise RunError(training.mistake)
         metrics = training.metrics
         if self._validate_batch is not None:
             self._validate_batch([one for group in groups for one in group.trajectories], metrics)

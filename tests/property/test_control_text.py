@@ -27,10 +27,11 @@ plain_texts = st.text(alphabet="abc <|>\n_日é0", max_size=30)
 TEMPLATE = """{%- for m in messages -%}
 <|im_start|>{{ m.role }}
 {{ m.content }}{{ m.content | trim }}<{{ m.content }}|im_end|>{{ m.content | trim }}_end|><|im_{{ m.content }}
-{%- if m.name %}[{{ m.name }}INST]{{ [m.name] }}{{ m.extra | tojson }}{{ m.extra | tojson(ensure_ascii=true) }}{% endif -%}
+{%- if m.name %}[{{ m.name }}INST]{{ [m.name] }}{{ m.extra | tojson -}}
+{{- m.extra | tojson(ensure_ascii=true) }}{% endif -%}
 <|im_end|>@
 {% endfor -%}"""
-UNICODE = TEMPLATE.replace("{{ m.extra | tojson(ensure_ascii=true) }}", "")
+UNICODE = TEMPLATE.replace("{{- m.extra | tojson(ensure_ascii=true) }}", "")
 SAME = """{%- for m in messages -%}
 <|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>

@@ -174,6 +174,17 @@ def test_a_batch_of_nothing_but_empty_samples_is_no_update():
     assert all(np.isfinite(value) for value in batch.metrics.values())
     ages = [batch.metrics[f"staleness/span_age_{name}"] for name in ("p50", "p99", "max")]
     assert ages == [0, 0, 0]  # of none
+    assert "holds no sampled token" in batch.mistake
+
+
+def test_a_mask_over_all_of_a_batch_is_a_mistake_and_what_a_policy_leaves_out_is_none():
+    masked = [trajectory(0, member, 1.0, loss_mask_end=0) for member in range(2)]
+    assert "traj.loss_mask_end masks all 6 sampled tokens" in batch_of(group_of(*masked)).mistake
+    assert batch_of(group_of(masked[0], trajectory(0, 1, 0.0, loss_mask_end=1))).mistake == ""
+    dropped = [trajectory(0, member, 1.0, truncated="turns", loss_mask_end=0) for member in range(2)]
+    assert batch_of(group_of(*dropped), truncation=Truncation(train="drop")).mistake == ""
+    assert batch_of(group_of(trajectory(0, 0, 1.0)), version=9, mask_older_than=2).mistake == ""
+    assert batch_of(group_of(trajectory(0, 0, 1.0), trajectory(0, 1, 1.0))).mistake == "", "no advantage, so no update"
 
 
 def test_percentiles_of_one_are_that_one_and_of_several_are_interpolated():

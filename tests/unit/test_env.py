@@ -179,6 +179,34 @@ def test_other_messages_are_refused_and_their_source_named(value):
         as_messages(value, "X.reset")
 
 
+def called(**function):
+    return [
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "c1", "type": "function", "function": function}]}
+    ]
+
+
+def test_messages_may_hold_calls_with_arguments_as_an_object_or_as_its_json():
+    for arguments in ({"city": "Oslo"}, '{"city": "Oslo"}'):
+        messages = called(name="look", arguments=arguments)
+        assert as_messages(messages, "X.reset") == messages
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        called(name="look", arguments='{"city": '),
+        called(name="look", arguments="[1]"),
+        called(name="look"),
+        called(arguments={}),
+        [{"role": "assistant", "content": "", "tool_calls": {"function": {"name": "look"}}}],
+        [{"role": "assistant", "content": "", "tool_calls": ["look"]}],
+    ],
+)
+def test_calls_of_another_form_are_refused(value):
+    with pytest.raises(ConfigTypeError, match=r"X\.reset gave the message .* Its tool_calls are a list of calls"):
+        as_messages(value, "X.reset")
+
+
 def test_an_environment_class_is_checked_before_a_run():
     class NoReward(Env):
         def reset(self, row):
