@@ -28,6 +28,10 @@ class KVCacheMachine(RuleBasedStateMachine):
     def live(self, seat: int | None) -> bool:
         return seat in self.waiting or seat in self.running
 
+    def idle(self) -> list[int]:
+        """The trajectories that are between two requests."""
+        return [seat for seat in self.cache._seat_of.values() if not self.live(seat)]
+
     @rule(
         group=st.integers(-1, 0),
         members=st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True),
@@ -40,6 +44,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         for member in members:
             self.request(group, member, version, ([0] * num_common + own)[: MOST_TOKENS - 1] or [1])
 
+    @precondition(lambda self: self.idle())
     @rule(
         which=st.integers(0, 100),
         more=st.lists(st.integers(0, 1), max_size=3),
@@ -51,13 +56,12 @@ class KVCacheMachine(RuleBasedStateMachine):
         """A trajectory between two requests asks for the next one: what it had, or a part of that, and some more; under
         its version or a newer one.
         """
-        idle = [seat for seat in self.cache._seat_of.values() if not self.live(seat)]
-        if idle:
-            seat = idle[which % len(idle)]
-            version, group, member = self.cache.key(seat)
-            had = self.cache.tokens[seat, : self.cache.length[seat]].tolist()[: max(keeps, 1)]
-            kept = self.cache.allocated[seat] > 0 and 0 <= version + newer - self.cache.anchor[seat] <= max_age
-            self.request(group, member, version + newer, (had + more)[: MOST_TOKENS - 1], max_age, builds_on=kept)
+        idle = self.idle()
+        seat = idle[which % len(idle)]
+        version, group, member = self.cache.key(seat)
+        had = self.cache.tokens[seat, : self.cache.length[seat]].tolist()[: max(keeps, 1)]
+        kept = self.cache.allocated[seat] > 0 and 0 <= version + newer - self.cache.anchor[seat] <= max_age
+        self.request(group, member, version + newer, (had + more)[: MOST_TOKENS - 1], max_age, builds_on=kept)
 
     @rule(group=st.integers(-1, 0), member=st.integers(0, 2), version=st.integers(0, 1))
     def changes_version(self, group: int, member: int, version: int) -> None:
@@ -100,8 +104,10 @@ class KVCacheMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.running)
     @rule(which=st.integers(0, 100), most=st.integers(1, MOST_TOKENS))
-    def compute(self, which: int, most: int) -> None:
-        seat = self.running[which % len(self.running)]
+    def compute_some(self, which: int, most: int) -> None:
+        self.compute(self.running[which % len(self.running)], most)
+
+    def compute(self, seat: int, most: int) -> None:
         cache = self.cache
         if cache.computed[seat] == cache.length[seat]:
             return  # waits for its token to be sampled
@@ -118,8 +124,18 @@ class KVCacheMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.running)
     @rule(which=st.integers(0, 100), token=st.integers(0, 1), ends=st.booleans())
-    def sample(self, which: int, token: int, ends: bool) -> None:
-        seat = self.running[which % len(self.running)]
+    def sample_one(self, which: int, token: int, ends: bool) -> None:
+        self.sample(self.running[which % len(self.running)], token, ends)
+
+    @precondition(lambda self: self.running)
+    @rule()
+    def finish_all(self) -> None:
+        """What is left of all that can go on, in one step: by single ones hardly any would live to its next turn."""
+        for seat in list(self.running):
+            self.compute(seat, MOST_TOKENS)
+            self.sample(seat, token=0, ends=True)
+
+    def sample(self, seat: int, token: int, ends: bool) -> None:
         cache = self.cache
         length = int(cache.length[seat])
         if cache.computed[seat] < length:
