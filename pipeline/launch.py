@@ -22,7 +22,9 @@ def run(config: RunConfig) -> int:
     """Train as `config` says, showing how it goes. Returns 0 when every step was trained, 130 or 143 after a signal."""
     try:
         with make_supervisor(config) as model:
-            return asyncio.run(_train(make_trainer(model, config, make_evaluator(config)), config))
+            trainer = make_trainer(model, config, make_evaluator(config))
+            trainer.check(train_rows(config), config.steps)  # before anything is shown of the run
+            return asyncio.run(_train(trainer, config))
     finally:
         for number in EXIT_CODES:  # the outcome is decided: a signal must not change it while Python ends
             signal.signal(number, signal.SIG_IGN)

@@ -1,17 +1,20 @@
 """From the user's configs to the plain values that a run's schedule and its processes are told."""
 
+from dataclasses import replace
+
+from pipeline.activation_memory import MAX_MICRO_BATCH_TOKENS, MAX_SAMPLER_BATCH_TOKENS
 from pipeline.config import Budget
 from pipeline.errors import ConfigError
 from pipeline.evaluator import evaluation_concurrency
+from pipeline.fit_memory import fit_kv_cache, fit_passes
 from pipeline.losses import loss_record
+from pipeline.memory_estimate import refuse_too_large, run_parts
 from pipeline.run_spec import RunSpec
 from pipeline.schedule import ScheduleRules
 from pipeline.supervisor import Supervisor
 from pipeline.trainer_config import TrainerConfig
 
-MAX_BATCH_TOKENS = 4096  # tokens of one forward pass of a sampler; longer prefills go in chunks
 MAX_CHARS_PER_TOKEN = 256  # no token of a common vocabulary is longer: a text cut there still has too many tokens
-MICRO_BATCH_TOKENS = 8192  # padded tokens that go through the learner at once
 
 
 def make_rules(config: TrainerConfig, *, num_rows: int, steps: int) -> ScheduleRules:
@@ -33,28 +36,25 @@ def make_rules(config: TrainerConfig, *, num_rows: int, steps: int) -> ScheduleR
 
 
 def make_spec(model: Supervisor, config: TrainerConfig, *, evaluates: bool = False) -> RunSpec:
-    """evaluates: an evaluation may run beside training. Raises ConfigError when budget or slots can't be served."""
+    """evaluates: an evaluation may run beside training. Raises ConfigError when budget or slots can't be served, or
+    memory does not suffice.
+    """
     engine = config.engine
     budget = engine.budget
     positions = model.model_config.max_positions
     most_at_once = engine.schedule.concurrency + (evaluation_concurrency(engine.schedule) if evaluates else 0)
-    kv_tokens = model.kv_tokens(most_at_once, min(budget.max_context_tokens, positions))
-    context = _context_tokens(budget, positions, kv_tokens)
-    if budget.final_answer_reserve >= context:
-        raise ConfigError(
-            f"Budget.final_answer_reserve is {budget.final_answer_reserve}, but a trajectory has only {context} tokens "
-            "here; the reserve is a part of them: lower it."
-        )
+    context = min(budget.max_context_tokens, positions)
     learner_device, sampler_devices = model.devices()
     learner_threads, sampler_threads = model.threads()
     optimizer = config.optimizer
-    return RunSpec(
+    spec = RunSpec(
         model=model.model_config,
         seed=engine.seed,
         weights=model.source.weights,
         max_staleness=config.max_staleness,
         stale_policy=config.stale_policy,
         groups_per_step=config.groups_per_step,
+        group_size=config.group_size,
         num_slots=model.num_slots(config.max_staleness, evaluates=evaluates),
         num_samplers=model.num_samplers,
         sampling={
@@ -74,11 +74,13 @@ def make_spec(model: Supervisor, config: TrainerConfig, *, evaluates: bool = Fal
         kl_coefficient=config.kl_coefficient,
         entropy_coefficient=config.entropy_coefficient,
         dtype=model.dtype,
+        concurrency=most_at_once,
+        max_generated_tokens=budget.max_generated_tokens,
         max_context_tokens=context,
-        kv_tokens=kv_tokens,
+        kv_tokens=most_at_once * context,  # all that can run at once
         reply_tokens=min(budget.segment_tokens, budget.max_generated_tokens, context),
-        max_batch_tokens=MAX_BATCH_TOKENS,
-        micro_batch_tokens=MICRO_BATCH_TOKENS,
+        max_batch_tokens=MAX_SAMPLER_BATCH_TOKENS,
+        micro_batch_tokens=MAX_MICRO_BATCH_TOKENS,
         sampler_threads=sampler_threads,
         learner_threads=learner_threads,
         learner_device=learner_device,
@@ -87,6 +89,19 @@ def make_spec(model: Supervisor, config: TrainerConfig, *, evaluates: bool = Fal
         max_tool_chars=budget.tool_output_tokens * MAX_CHARS_PER_TOKEN,
         check_weights=model.check_weights,
     )
+    memory = model.memory()
+    spec = fit_kv_cache(fit_passes(spec, memory), memory, model.kv_gib)
+    context = _context_tokens(budget, positions, spec.kv_tokens)
+    if budget.final_answer_reserve >= context:
+        raise ConfigError(
+            f"Budget.final_answer_reserve is {budget.final_answer_reserve}, but a trajectory has only {context} tokens "
+            "here; the reserve is a part of them: lower it."
+        )
+    spec = replace(spec, max_context_tokens=context, reply_tokens=min(spec.reply_tokens, context))
+    refuse_too_large(
+        run_parts(spec), {device: None if found is None else found.free for device, found in memory.items()}
+    )
+    return spec
 
 
 def _context_tokens(budget: Budget, positions: int, kv_tokens: int) -> int:

@@ -95,6 +95,8 @@ def open_tiny(config: ModelConfig, chat: ChatFormat, init: str | os.PathLike[str
             f"model_config has a vocab_size of {config.vocab_size}, but chat writes ids up to {chat.vocab_size - 1}; "
             f"make it at least {chat.vocab_size}."
         )
+    if config.vocab_size > chat.vocab_size:
+        config = replace(config, num_token_ids=chat.vocab_size)
     if init is None:
         return ModelSource(directory=None, weights=None, config=config, chat=chat)
     weights = find_weights(init)

@@ -19,6 +19,11 @@ BATCH_QUEUE_BYTES = 8 << 20  # rows on their way to the learner, at 20 bytes a t
 LEARNER_ROW = 0  # of the ledger's worker table; samplers follow
 
 
+def reply_queue_bytes(spec: RunSpec) -> int:
+    """Of one sampler: room for several of the longest segments."""
+    return max(REPLY_QUEUE_BYTES, 4 * BYTES_PER_REPLY_TOKEN * spec.reply_tokens)
+
+
 class RunBlocks:
     """Ledger, slots and queues of one run. `sampler_queues` may be called again for a restarted sampler: it gets new
     ones.
@@ -66,6 +71,7 @@ class RunBlocks:
             "entropy_coefficient": spec.entropy_coefficient,
             "temperature": spec.sampling["temperature"],
             "micro_batch_tokens": spec.micro_batch_tokens,
+            "trains": spec.trains,
         }
 
     def sampler_queues(self, index: int) -> tuple[QueueProducer, QueueConsumer, int, dict[str, Any]]:
@@ -75,7 +81,7 @@ class RunBlocks:
         for block in self._rings.pop(index, []):
             block.close()
             self._made.remove(block)
-        capacity = max(REPLY_QUEUE_BYTES, 4 * BYTES_PER_REPLY_TOKEN * self._spec.reply_tokens)
+        capacity = reply_queue_bytes(self._spec)
         requests = self._make("requests", REQUEST_QUEUE_BYTES, WRONG_LOOKING)
         replies = self._make("replies", capacity, WRONG_LOOKING)
         self._rings[index] = [requests, replies]

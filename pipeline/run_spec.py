@@ -17,6 +17,7 @@ class RunSpec:
     max_staleness: int  # optimizer updates
     stale_policy: str  # wait, mask_span or keep: what the gate refuses
     groups_per_step: int
+    group_size: int
     num_slots: int
     num_samplers: int
     sampling: dict[str, Any]  # temperature, top_p, top_k, stop_ids
@@ -24,6 +25,9 @@ class RunSpec:
     loss: dict[str, Any]
     kl_coefficient: float = 0.0
     entropy_coefficient: float = 0.0
+    trains: bool = True  # False: the learner only loads weights and publishes them
+    concurrency: int  # most trajectories at once, those of an evaluation beside training included
+    max_generated_tokens: int  # of one trajectory
     max_context_tokens: int  # of one trajectory: what the budget, the model and the KV pool all allow
     kv_tokens: int
     reply_tokens: int  # largest segment that may be asked for

@@ -15,16 +15,17 @@ from pipeline.config_checks import check_choice, check_class, check_flag, check_
 from pipeline.environments.source import EnvSource
 from pipeline.errors import ConfigError, ConfigTypeError, RunError
 from pipeline.events import EventLog
+from pipeline.memory_estimate import HOST
 from pipeline.model_directory import TINY_NAME, TOOL_FORMATS, ModelSource, open_model, open_tiny
 from pipeline.run_spec import RunSpec
 from pipeline.tasks import TASKS
 from pipeline.worker_pool import WorkerPool
 from shm.layout import ELEMENT_BYTES
+from workers.device_memory import DeviceMemory, gpu_memory, host_memory
 from workers.devices import count_gpus, resolve_devices, sampler_device
 from workers.model_config import TINY, ModelConfig
 
 EARLIER_RUN_SECONDS = 10.0  # what a new run waits for the end of the one before
-KV_BYTES = 1 << 30  # most that a sampler on the CPU spends on its KV pool
 
 
 class Supervisor:
@@ -143,12 +144,11 @@ class Supervisor:
             )
         return self.slots
 
-    def kv_tokens(self, concurrency: int, max_context_tokens: int) -> int:
-        """Tokens of a sampler's KV pool: all that can run at once, within KV_BYTES."""
-        config = self.model_config
-        token_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * ELEMENT_BYTES[self.dtype]
-        wanted = concurrency * max_context_tokens
-        return max(min(wanted, KV_BYTES // token_bytes), 1024)
+    def memory(self) -> dict[str, DeviceMemory | None]:
+        """Of the host and of each device in use, as it is now; None where nobody can tell."""
+        learner, samplers = self.devices()
+        gpus = sorted({learner, *samplers} - {HOST})
+        return {HOST: host_memory()} | {gpu: gpu_memory(int(gpu.removeprefix("cuda:"))) for gpu in gpus}
 
     async def open_run(
         self, spec: RunSpec, env: EnvSource, events: EventLog, log_dir: str, max_requests: int

@@ -140,6 +140,10 @@ class AsyncTrainer:
         finally:
             gc.unfreeze()
 
+    def check(self, rows: Sequence[dict[str, Any]], steps: int) -> None:
+        """Raise ConfigError for what `run` would refuse; starts nothing and writes nothing."""
+        self._check(len(self._training_rows(rows)), steps)
+
     def request_stop(self) -> None:
         """End the run after the update that has begun; from a signal handler or another task of the run's loop."""
         if self._run is not None:

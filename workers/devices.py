@@ -82,21 +82,26 @@ def count_gpus(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def visible_gpus(chosen: str | None, num_physical: int) -> int:
-    """How many of `num_physical` GPUs CUDA_VISIBLE_DEVICES leaves visible: the list ends at its first bad entry.
+    """How many of `num_physical` GPUs CUDA_VISIBLE_DEVICES leaves visible."""
+    return len(visible_entries(chosen, num_physical))
 
-    Entries named by UUID (`GPU-…`, `MIG-…`) are counted as they stand.
+
+def visible_entries(chosen: str | None, num_physical: int) -> list[str]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves visible, in their order: the list ends at its first bad entry.
+
+    A physical index, or a UUID (`GPU-…`, `MIG-…`), which counts as it stands.
     """
     if chosen is None or num_physical == 0:
-        return num_physical
+        return [str(index) for index in range(num_physical)]
     seen: list[str] = []
     for entry in (part.strip() for part in chosen.split(",")):
         by_index = entry.isascii() and entry.isdigit() and int(entry) < num_physical
         if not by_index and not entry.startswith(("GPU-", "MIG-")):
             break
         if entry in seen:  # the runtime refuses a list that names a device twice
-            return 0
+            return []
         seen.append(entry)
-    return len(seen)
+    return seen
 
 
 def _count_physical_gpus() -> int:

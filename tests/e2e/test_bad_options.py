@@ -57,6 +57,7 @@ def assert_refused(done, *parts):
         (["--max-stalenes", "2"], "Did you mean --max-staleness?"),
         (["--task", "nosuch"], "--task is 'nosuch'"),
         (["--model", "nosuch"], "neither"),
+        (["--device", "cpu", "--kv-gib", "1e6"], "GiB are free: attention windows 1,250,000 GiB, KV caches"),
         (["--device", "cuda"], "no NVIDIA GPU"),
         (["--mode", "sync", "--max-staleness", "2"], "--max-staleness is 2"),
         (["--env", "my:Env"], "isn't built yet"),

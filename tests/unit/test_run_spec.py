@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import pipeline as rl
-from pipeline import supervisor
+from pipeline import fit_memory
 from pipeline.make_spec import make_spec
 from pipeline.run_blocks import RunBlocks
 from pipeline.tasks import guess
@@ -68,7 +68,7 @@ def test_context_beyond_the_kv_cache_is_refused_and_the_default_is_cut_to_it(mon
     chat = rl.Supervisor(device="cpu").chat
     config = replace(TINY, vocab_size=chat.vocab_size, max_positions=4096)
     monkeypatch.setattr(
-        supervisor, "KV_BYTES", 2000 * 2 * config.num_layers * config.num_kv_heads * config.head_dim * 4
+        fit_memory, "CPU_KV_BYTES", 2000 * 2 * config.num_layers * config.num_kv_heads * config.head_dim * 4
     )
     model = rl.Supervisor(device="cpu", model_config=config)
     assert spec(model).max_context_tokens == spec(model).kv_tokens == 2000
