@@ -114,12 +114,16 @@ class ControlText:
         self._place = place
         tokenizer = {**tokenizer, "truncation": None, "padding": None}
         self.plain = _load(tokenizer, place)
-        added = [token["content"] for token in tokenizer.get("added_tokens") or []]
+        for token in tokenizer["added_tokens"]:
+            if (found := self.plain.token_to_id(token["content"])) != token["id"]:
+                raise ConfigError(
+                    f"The token {token['content']!r} in tokenizer.json of {place} has the id {token['id']} there, but "
+                    f"{found} when it is loaded. The model was trained with one of them. Correct its added_tokens."
+                )
+        added = [token["content"] for token in tokenizer["added_tokens"]]
         controls = [text for text in added if len(text) > 1 and not text.isspace()]
         self.controls: dict[str, int] = {text: self.plain.token_to_id(text) for text in controls}
-        self.special = frozenset(
-            token["content"] for token in tokenizer.get("added_tokens") or [] if token.get("special")
-        )
+        self.special = frozenset(token["content"] for token in tokenizer["added_tokens"] if token.get("special"))
         nonce = secrets.token_hex(8)
         self._names = {text: _name(text, nonce, index) for index, text in enumerate(self.controls)}
         self._written = _any_of(sorted(self.controls, key=len, reverse=True))
@@ -187,7 +191,7 @@ def _renamed(tokenizer: Mapping[str, Any], names: Mapping[str, str]) -> dict[str
     """tokenizer.json with other names for those tokens, and without merges that lead to or from them."""
     made = {key: value for key, value in tokenizer.items() if key != "model"}
     made["added_tokens"] = [
-        {**token, "content": names.get(token["content"], token["content"])} for token in tokenizer["added_tokens"] or []
+        {**token, "content": names.get(token["content"], token["content"])} for token in tokenizer["added_tokens"]
     ]
     made["post_processor"] = None  # it may name special tokens, and would add some: the template writes all there are
     model = dict(tokenizer["model"])

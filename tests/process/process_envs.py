@@ -59,6 +59,14 @@ class BrokenReward(Guess):
         return super().reward(traj, row)
 
 
+class MasksAll(Guess):
+    """`guess` of which no token is trained."""
+
+    def reward(self, traj, row):
+        traj.loss_mask_end = 0
+        return super().reward(traj, row)
+
+
 class NotANumber(Guess):
     """`guess` whose reward is no finite number."""
 

@@ -7,6 +7,7 @@ import signal
 import threading
 
 import pytest
+from process_envs import MasksAll
 from running import audit, events_of, make_trainer
 
 import pipeline as rl
@@ -114,6 +115,13 @@ def test_error_of_the_users_own_code_ends_the_run_and_the_next_one_is_whole(mode
     assert (end["status"], end["steps"]) == ("failed", 0) and audit(tmp_path / "refused") == 0
     assert len(rl.run(make_trainer(model, tmp_path / "next"), ROWS, steps=2)) == 2
     assert audit(tmp_path / "next") == 0
+
+
+def test_a_batch_of_which_every_token_is_masked_ends_the_run(model, tmp_path):
+    with pytest.raises(rl.RunError, match=r"loss_mask_end masks all \d+ sampled tokens of a batch"):
+        rl.run(make_trainer(model, tmp_path / "masked", MasksAll), ROWS, steps=3)
+    (end,) = events_of(tmp_path / "masked", "end")
+    assert (end["status"], end["steps"]) == ("failed", 0) and audit(tmp_path / "masked") == 0
 
 
 def test_run_may_begin_as_soon_as_the_caller_has_left_the_loop_of_another(model, tmp_path):

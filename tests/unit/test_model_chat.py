@@ -1,10 +1,13 @@
 """What follows a turn: found by comparing two renderings, encoded alone, appended to the ids as they were sampled."""
 
+import json
+
 import pytest
-from chat_models import ADD, FAMILIES, sampled, turn_of, write_chat_model
+from chat_models import ADD, FAMILIES, sampled, trained, turn_of, write_chat_model
 
 from pipeline.chat.format import assistant_message
-from pipeline.chat.model_chat import load_chat
+from pipeline.chat.model_chat import CUT_MARK, load_chat
+from pipeline.errors import ConfigError, TemplateError
 
 USER = {"role": "user", "content": "What is 1 + 2?"}
 MORE = {"role": "user", "content": "And 2 + 3?"}
@@ -62,3 +65,305 @@ def test_a_turn_cut_at_its_cap_gets_its_end_from_the_template(chats, family):
     cut = turn_of(chat, sampled(chat, " It is"))
     with_end, without = (chat.render_reply([USER], turn, [MORE], []).tokens for turn in (cut, ended))
     assert with_end == [ended.ids[-1], *without]
+
+
+THOUGHT = "<think>\nhm\n</think>\n\n"
+
+
+def whole(chat, history, turn, messages, tools=()):
+    """The ids of all of it, rendered at once."""
+    return chat.render_prompt([*history, assistant_message(turn.text, turn.tool_calls), *messages], tools)
+
+
+def test_dropped_reasoning_is_a_rewritten_past_and_kept_reasoning_is_none(chats):
+    """Qwen3's template keeps reasoning while tools are called, and drops it when the user asks again."""
+    chat = chats["qwen3"]
+    call = turn_of(chat, sampled(chat, CALLS["qwen3"] + "<|im_end|>"))
+    kept = chat.render_reply([USER], call, [result("3")], [ADD])
+    assert not kept.rewrites
+    history = [USER, assistant_message(call.text, call.tool_calls), result("3")]
+    answer = turn_of(chat, sampled(chat, THOUGHT + "It is 3.<|im_end|>"))
+    dropped = chat.render_reply(history, answer, [MORE], [ADD])
+    assert dropped.rewrites
+    assert dropped.tokens == whole(chat, history, answer, [MORE], [ADD])
+    assert "hm" not in chat.decode(dropped.tokens)
+
+
+def test_reasoning_that_the_opening_begins_is_part_of_the_turn(tmp_path):
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}<think>\n{% endif %}"
+        "{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+    )
+    chat = load_chat(write_chat_model(tmp_path, "qwen3", template=template))
+    ids = sampled(chat, "hm\n</think>\nIt is 3.<|im_end|>")
+    reply = chat.render_reply([USER], turn_of(chat, ids), [MORE], [])
+    assert not reply.rewrites
+    assert [*chat.render_prompt([USER], []), *ids, *reply.tokens] == whole(chat, [USER], turn_of(chat, ids), [MORE])
+
+
+def test_an_opening_that_the_template_does_not_repeat_is_a_rewritten_past(tmp_path):
+    chat = load_chat(write_chat_model(tmp_path, "qwen3"), options={"enable_thinking": False})
+    prompt = chat.render_prompt([USER], [])
+    assert chat.decode(prompt).endswith("<think>\n\n</think>\n\n")
+    turn = turn_of(chat, sampled(chat, "It is 3.<|im_end|>"))
+    reply = chat.render_reply([USER], turn, [MORE], [])
+    assert reply.rewrites and reply.tokens == whole(chat, [USER], turn, [MORE])
+
+
+@pytest.mark.parametrize("said", [" \n It is 3. \n\n", "", "   "])
+def test_white_space_that_the_template_changes_rewrites_nothing(chats, said):
+    for family in ("llama3_1", "mistral", "qwen3", "smollm3"):
+        chat = chats[family]
+        ids = sampled(chat, said + FAMILIES[family][3])
+        reply = chat.render_reply([USER], turn_of(chat, ids), [MORE], [])
+        assert not reply.rewrites, family
+        assert "And 2 + 3?" in chat.decode(reply.tokens) and "1 + 2" not in chat.decode(reply.tokens)
+
+
+def test_text_beside_a_call_that_the_template_leaves_out_is_a_rewritten_past(chats):
+    chat = chats["llama3_1"]
+    turn = turn_of(chat, sampled(chat, 'I add.<|python_tag|>{"name": "add", "parameters": {"a": 1}}<|eot_id|>'))
+    assert turn.text == "I add." and len(turn.tool_calls) == 1
+    reply = chat.render_reply([USER], turn, [result("3")], [ADD])
+    assert reply.rewrites and "I add." not in chat.decode(reply.tokens)
+
+
+def test_several_calls_where_the_template_takes_one_are_given_as_the_model_wrote_them(chats):
+    chat = chats["llama3_1"]
+    one = '{"name": "add", "parameters": {"a": 1, "b": 2}}'
+    ids = sampled(chat, f"{one}; {one}<|eot_id|>")
+    turn = turn_of(chat, ids)
+    assert len(turn.tool_calls) == 2
+    messages = [result("3"), result("three", 2)]
+    reply = chat.render_reply([USER], turn, messages, [ADD])
+    assert not reply.rewrites and "three" in chat.decode(reply.tokens)
+    history = [USER, assistant_message(turn.text, turn.tool_calls), *messages]
+    answer = turn_of(chat, sampled(chat, "It is 3.<|eot_id|>"))
+    following = chat.render_reply(history, answer, [MORE], [ADD])
+    assert not following.rewrites and "And 2" in chat.decode(following.tokens)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_malformed_call_and_its_error_go_on_over_several_turns(chats, family):
+    chat, end = chats[family], FAMILIES[family][3]
+    history = [USER]
+    for text in (CALLS[family].replace("2}", "}").replace('"b": ', '"b": '), CALLS[family], CALLS[family][:-3]):
+        turn = turn_of(chat, sampled(chat, text + end))
+        assert turn.tool_calls, text
+        messages = [result("error: what?", 1)]
+        reply = chat.render_reply(history, turn, messages, [ADD])
+        assert "error: what?" in chat.decode(reply.tokens)
+        assert not reply.rewrites, text
+        history = [*history, assistant_message(turn.text, turn.tool_calls), *messages]
+    answer = turn_of(chat, sampled(chat, " It is 3." + end))
+    assert not chat.render_reply(history, answer, [MORE], []).rewrites or family == "qwen3"
+
+
+def test_a_request_behind_a_result_is_rendered_where_roles_must_alternate(chats):
+    chat = chats["mistral"]
+    turn = turn_of(chat, sampled(chat, CALLS["mistral"] + "</s>"))
+    reply = chat.render_reply([USER], turn, [result("3"), {"role": "user", "content": "Answer now."}], [])
+    assert not reply.rewrites
+    assert chat.decode(reply.tokens) == (
+        '[TOOL_RESULTS] {"content": 3, "call_id": "call00001"}[/TOOL_RESULTS][INST] Answer now.[/INST]'
+    )
+
+
+def test_messages_of_one_role_are_joined_where_roles_must_alternate(chats):
+    text = chats["mistral"].decode(chats["mistral"].render_prompt([USER, MORE], []))
+    assert text == "<s>[INST] What is 1 + 2?\n\nAnd 2 + 3?[/INST]"
+    text = chats["qwen2_5"].decode(chats["qwen2_5"].render_prompt([USER, MORE], []))
+    assert text.count("<|im_start|>user") == 2, "only there"
+
+
+def test_a_conversation_that_no_way_renders_is_refused_with_the_templates_reason(chats):
+    with pytest.raises(TemplateError, match="refused a conversation: After the optional system message, conversation"):
+        chats["mistral"].render_prompt([{"role": "assistant", "content": "hi"}, USER], [])
+
+
+def test_a_template_without_tools_gets_them_told_and_calls_and_results_as_text(chats):
+    chat = chats["smollm2"]
+    system = {"role": "system", "content": "Be brief."}
+    text = chat.decode(chat.render_prompt([system, USER], [ADD]))
+    assert text.startswith("<|im_start|>system\nBe brief.\n\n# Tools\n") and '"name": "add"' in text
+    assert chat.decode(chat.render_prompt([USER], [ADD])).startswith("<|im_start|>system\n# Tools\n")
+    assert "# Tools" not in chat.decode(chat.render_prompt([USER], []))
+    ids = sampled(chat, "I add. " + CALLS["smollm2"] + "<|im_end|>")
+    turn = turn_of(chat, ids)
+    reply = chat.render_reply([USER], turn, [result("3")], [ADD])
+    assert not reply.rewrites
+    assert chat.decode(reply.tokens) == "\n<|im_start|>tool\n3<|im_end|>\n<|im_start|>assistant\n"
+    shown = chat.decode(whole(chat, [USER], turn, [result("3")], [ADD]))
+    assert 'assistant\nI add.\n<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>' in shown
+
+
+USERS_ONLY = (
+    "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>user\n{{ m.content }}<|im_end|>\n"
+    "{% elif m.role == 'assistant' %}<|im_start|>assistant\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_results_become_user_messages_where_the_template_has_no_such_role(tmp_path):
+    chat = load_chat(write_chat_model(tmp_path, template=USERS_ONLY))
+    turn = turn_of(chat, sampled(chat, CALLS["qwen2_5"] + "<|im_end|>"))
+    reply = chat.render_reply([USER], turn, [result("3"), result("4", 2)], [ADD])
+    assert not reply.rewrites and chat.decode(reply.tokens) == (
+        "\n<|im_start|>user\n<tool_response>\n3\n</tool_response>\n<tool_response>\n4\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert chat.decode(chat.render_prompt([USER], [ADD])).startswith("<|im_start|>user\n# Tools\n"), "no system either"
+
+
+def test_what_the_model_says_may_hold_its_own_markup_but_not_end_its_turn(chats):
+    """Sampled in pieces, a control token's text is text; when a past is rendered anew it must not end the turn."""
+    chat = chats["qwen3"]
+    (im_end,) = (index for index in chat.stop_ids if chat.decode([index]) == "<|im_end|>")
+    text = "a <|im_end|>\n<|im_start|>system\nb"
+    ids = [index for char in text for index in sampled(chat, char)]
+    assert im_end not in ids and chat.decode(ids) == text
+    turn = turn_of(chat, [*ids, im_end])
+    reply = chat.render_reply([USER], turn, [MORE], [])
+    assert not reply.rewrites
+    assert whole(chat, [USER], turn, [MORE]).count(im_end) == 3
+    thought = turn_of(chat, sampled(chat, THOUGHT + "It is 3.<|im_end|>"))
+    assert "hm" not in chat.decode(whole(chat, [USER], thought, [MORE])), "its reasoning is found, and dropped"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_control_text_of_users_and_tools_gives_no_control_ids(chats, family):
+    chat = chats[family]
+    special, other, _, end = FAMILIES[family]
+    every = "".join([*special, *other])
+    schema = json.loads(json.dumps(ADD))
+    schema["function"]["description"] += every
+    ids = set(chat._text.controls.values())
+
+    def controls(text, tool):
+        question = {"role": "user", "content": f"a{text} b"}
+        prompt = chat.render_prompt([question], [tool])
+        ended = turn_of(chat, sampled(chat, CALLS[family] + end))
+        reply = chat.render_reply([question], ended, [result(f"{text} 3")], [tool])
+        assert f"{text} 3" in chat.decode(reply.tokens) or family == "llama3_1"  # that one quotes it as JSON
+        return [index for index in [*prompt, *reply.tokens] if index in ids]
+
+    assert controls(every, schema) == controls("x", ADD)
+    assert controls(every[:-1], schema) == controls("x", ADD)
+
+
+def test_a_long_result_is_cut_to_its_tokens_with_a_visible_mark(chats):
+    chat = chats["qwen2_5"]
+    for limit in (30, 31, 47):
+        text = chat.cut("hello é<|im_end|>again " * 20, limit, False)
+        assert text.endswith(CUT_MARK) and text.startswith("hello")
+        assert len(chat._text.literal.encode(text).ids) <= limit
+    assert chat.cut("short", 30, False) == "short"
+    assert chat.cut("short", 30, True) == "short" + CUT_MARK
+    assert chat.cut("hello again " * 20, 3, False) == CUT_MARK, "the mark is there however little room there is"
+
+
+def test_a_turn_is_parsed_whatever_its_bytes_are(chats):
+    chat = chats["qwen2_5"]
+    half = sampled(chat, "é")[:1]
+    assert chat.parse_turn([*half, *chat.stop_ids]).text == "\ufffd"
+    assert chat.parse_turn([]).text == "" == chat.parse_turn([chat.stop_ids[-1]]).text
+    assert chat.parse_turn(list(range(chat.vocab_size))).text
+
+
+def test_stop_ids_come_from_generation_config_tokenizer_and_template(tmp_path):
+    write_chat_model(tmp_path)
+    tokenizer = trained()
+    ids = {text: tokenizer.get_vocab_size() + index for index, text in enumerate(FAMILIES["qwen2_5"][0])}
+    end, text_end = ids["<|im_end|>"], ids["<|endoftext|>"]
+    assert load_chat(tmp_path).stop_ids == (end,)
+    for value in (text_end, [text_end, end], [text_end, 10**6]):
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+        assert load_chat(tmp_path).stop_ids == (text_end, end)
+    (tmp_path / "generation_config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": text_end}))
+    assert load_chat(tmp_path).stop_ids == (text_end, end)
+    (tmp_path / "config.json").unlink()
+    write_chat_model(
+        tmp_path, template="{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", eos_token=None
+    )
+    with pytest.raises(ConfigError, match='No token of .* ends a turn: .* Set "eos_token_id"'):
+        load_chat(tmp_path)
+
+
+def test_a_template_that_ends_turns_with_no_token_lets_the_models_own_end_stand(tmp_path):
+    template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    chat = load_chat(write_chat_model(tmp_path, template=template))
+    turn = turn_of(chat, sampled(chat, " It is 3.<|im_end|>"))
+    reply = chat.render_reply([USER], turn, [MORE], [])
+    assert (chat.decode(reply.tokens), reply.rewrites) == ("\nuser: And 2 + 3?\nassistant:", False)
+
+
+def test_holes_among_the_ids_are_named(tmp_path):
+    write_chat_model(tmp_path)
+    fields = json.loads((tmp_path / "tokenizer.json").read_text())
+    last = fields["added_tokens"][-1]["id"]
+    hole = fields["model"]["vocab"].pop("z")
+    (tmp_path / "tokenizer.json").write_text(json.dumps(fields))
+    with pytest.raises(ConfigError, match=f"has the id {last - 4} there, but {last - 5} when it is loaded"):
+        load_chat(tmp_path)
+    fields["model"]["vocab"] |= {token["content"]: token["id"] for token in fields["added_tokens"]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(fields))
+    chat = load_chat(tmp_path)
+    assert (chat.unused_ids, chat.vocab_size) == ((hole,), last + 1)
+
+
+@pytest.mark.parametrize(
+    ("present", "missing", "sentence"),
+    [
+        (["tokenizer.model"], "tokenizer.json", "has tokenizer.model, but not tokenizer.json, .*save_pretrained"),
+        (["vocab.json", "merges.txt"], "tokenizer.json", "has vocab.json, but not tokenizer.json"),
+        ([], "tokenizer.json", "has no tokenizer.json. Fetch"),
+        ([], "chat_template.jinja", "has no chat template. .* Add chat_template.jinja"),
+    ],
+)
+def test_a_missing_file_is_named_with_what_to_do(tmp_path, present, missing, sentence):
+    write_chat_model(tmp_path)
+    (tmp_path / missing).unlink()
+    for name in present:
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(ConfigError, match=sentence):
+        load_chat(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("tokenizer.json", "{"), ("tokenizer_config.json", "[1]"), ("tokenizer.json", '{"a": 1}')]
+)
+def test_a_broken_file_is_named(tmp_path, name, text):
+    write_chat_model(tmp_path)
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=name):
+        load_chat(tmp_path)
+
+
+def test_an_option_that_the_template_never_reads_is_refused(tmp_path):
+    write_chat_model(tmp_path)
+    with pytest.raises(ConfigError, match="'enable_thinking' has no effect .* the template never reads it"):
+        load_chat(tmp_path, options={"enable_thinking": False})
+    with pytest.raises(ConfigError, match="'messages' has no effect .* it is set by Headway"):
+        load_chat(tmp_path, options={"messages": 1})
+
+
+def test_one_token_begins_a_text(chats):
+    for family, first in (("llama3_1", "<|begin_of_text|>"), ("mistral", "<s>")):
+        chat = chats[family]
+        first = chat._text.controls[first]
+        prompt = chat.render_prompt([{"role": "user", "content": "<s><|begin_of_text|> hi"}], [])
+        assert prompt[0] == first and prompt.count(first) == 1
+
+
+def test_a_groups_prompt_is_encoded_once_and_each_member_gets_its_own_list(chats, monkeypatch):
+    chat = chats["qwen2_5"]
+    message = {"role": "user", "content": "once"}
+    first = chat.render_prompt([message], [])
+    monkeypatch.setattr(chat._text, "encode", None)
+    second = chat.render_prompt([dict(message)], [])
+    assert first == second and first is not second
