@@ -17,10 +17,25 @@ from pipeline.events import EventLog
 from pipeline.model_files import CONFIG
 from workers.checkpoint_files import SINGLE
 from workers.errors import CheckpointError
+from workers.model_config import ModelConfig, layout
 
 FOLDER = "checkpoints"
 TEMPORARY = ".tmp-"  # how an unfinished checkpoint's name begins
 _NAME = re.compile(r"version-([0-9]+)")
+
+
+def require_room(run_dir: str | os.PathLike[str], model: ModelConfig) -> None:
+    """Raise ConfigError unless the disk of `run_dir`, which need not be there yet, has room for a checkpoint: better
+    now than when the run is over.
+    """
+    path = Path(run_dir).absolute()
+    existing = next(folder for folder in (path, *path.parents) if folder.is_dir())
+    needed, free = layout(model).num_bytes("float32"), shutil.disk_usage(existing).free
+    if free < needed:
+        raise ConfigError(
+            f"The run's last checkpoint will take {needed:,} bytes, and {existing} has {free:,} free; make room, or "
+            "name a run_dir on another disk."
+        )
 
 
 class SavesWeights(Protocol):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.advantages import Batchwise, GroupCentered
-from pipeline.checkpoints import Checkpoints
+from pipeline.checkpoints import Checkpoints, require_room
 from pipeline.config import Adam, ForwardBackwardBatch, GroupCompletion, Truncation
 from pipeline.config_checks import is_plain_function, refuse_unknown, shown, warn
 from pipeline.config_json import config_json
@@ -104,6 +104,7 @@ class AsyncTrainer:
         spec, rules = self._check(len(rows), steps)
         source = self.engine.model.source
         files = _model_files(spec, source)
+        require_room(self.run_dir or "runs", spec.model)
         description = (description or self._description()) | {"model": source.describe()}
         if self.run_dir is None:
             directory = make_default_run_dir(self.config.mode, time.localtime(), description)

@@ -13,7 +13,7 @@ from workers.messages import EndRun, Failed, Hello, Message, Ready, RunEnded, St
 from workers.process import WorkerProcess
 from workers.sockets import SocketDirectory
 
-READY_SECONDS = 300.0  # bound on start-up: imports, a large model's first weights
+READY_SECONDS = 1800.0  # bound on start-up: imports, and 100 GB of weights from a disk of 60 MB/s
 END_SECONDS = 10.0  # for a worker to finish what it is at and close a run's memory; then it is killed
 
 

@@ -21,7 +21,7 @@ from workers.errors import ChannelError
 from workers.messages import Failed, Hello, Start, Stop
 
 PR_SET_PDEATHSIG = 1
-START_SECONDS = 600.0  # bound on the wait for a start message; a sampler's comes when the learner is ready
+START_SECONDS = 3600.0  # bound on the wait for a start message; a sampler's comes when the learner is ready
 
 # serve(channel, config) runs one run and returns the next run's config, or None to end.
 Serve = Callable[[WorkerChannel, dict[str, Any]], dict[str, Any] | None]

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 
 import psutil
@@ -203,6 +204,14 @@ def test_a_save_that_the_learner_can_not_make_fails_the_run_and_nothing_else(mod
     monkeypatch.undo()
     rl.run(make_trainer(model, tmp_path / "next"), ROWS, steps=1)
     check_checkpoint(tmp_path / "next", 1)
+
+
+def test_a_disk_without_room_for_the_weights_is_told_before_the_run(model, tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(rl.ConfigError, match=rf"will take [\d,]+ bytes, and {tmp_path} has 1,000 free"):
+        rl.run(make_trainer(model, tmp_path / "new" / "run"), ROWS, steps=1)
+    assert not (tmp_path / "new").exists()
 
 
 def test_what_a_killed_run_has_left_half_done_is_removed(model, tmp_path):

@@ -378,3 +378,18 @@ def test_ratio_beyond_all_numbers_is_shown_as_the_largest_and_the_metrics_stay_f
     metrics = trainee.forward_backward(rows, version=int(rows.versions.max()), zero_gradients=True)
     assert all(math.isfinite(value) for value in metrics.values())
     assert metrics["importance/ratio_max"] == pytest.approx(float(np.finfo(np.float32).max))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_training_begins_at_given_weights_and_measures_kl_to_them(dtype):
+    config = replace(LLAMA, vocab_size=50)
+    weights = 0.3 * torch.randn(layout(config).num_elements, generator=torch.Generator().manual_seed(3))
+    trainee = Trainee(
+        config, seed=0, initial=weights.clone(), optimizer={}, loss=CISPO, kl_coefficient=0.1, dtype=dtype
+    )
+    assert torch.equal(trainee.flat, weights)
+    assert torch.equal(trainee.weights.head.float(), bind_weights(weights, config).head.to(dtype).float())
+    first = trainee.forward_backward(make_rows(LENGTHS), version=5, zero_gradients=True)
+    assert first["train/kl"] == 0.0
+    trainee.optimizer_step(lr=0.05)
+    assert trainee.forward_backward(make_rows(LENGTHS), version=5, zero_gradients=True)["train/kl"] > 0.0
