@@ -1,20 +1,24 @@
 # make run and make test are all a newcomer needs: Python 3.11 or newer, make, this checkout.
-# Overridable: VENV (where the virtual environment is), PYTHON (which makes it), ARGS (passed on).
+# Overridable: VENV (where the virtual environment is), PYTHON (which makes it), ARGS (passed on), SMOLLM2 (the model).
 
 VENV ?= .venv
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 ARGS ?=
+SMOLLM2 ?= models/SmolLM2-135M-Instruct
 INSTALLED = $(VENV)/.installed
 
-.PHONY: help run test soak bench lint format docs clean
+.PHONY: help run run-smollm2 test soak bench lint format docs clean
 .DEFAULT_GOAL := help
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 run: $(INSTALLED) ## install into .venv and train: python run.py --mode async
 	$(VENV)/bin/python run.py --mode async $(ARGS)
+
+run-smollm2: $(INSTALLED) $(SMOLLM2)/config.json ## three steps of a real model with a tool, after fetching it (95 MB) once
+	$(VENV)/bin/python run.py --config recipes/smollm2-calculator.toml --model $(SMOLLM2) $(ARGS)
 
 test: $(INSTALLED) ## install into .venv and run the tests
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
@@ -36,9 +40,12 @@ format: $(INSTALLED) ## let ruff rewrite the files
 docs: $(INSTALLED) ## write docs/files.md and the options table from the code
 	$(VENV)/bin/python docs/update.py
 
-clean: ## remove the virtual environments and caches (never runs/)
+clean: ## remove the virtual environments and caches (never runs/ and models/)
 	rm -rf .venv .ci-venv .pytest_cache .ruff_cache .hypothesis *.egg-info build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(SMOLLM2)/config.json: | $(INSTALLED)
+	$(VENV)/bin/python -m bench.fetch_smollm2 $(SMOLLM2)
 
 # The mark is written last, so an install that was broken off is done again.
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt

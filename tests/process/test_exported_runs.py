@@ -7,25 +7,13 @@ from running import make_trainer
 import pipeline as rl
 from pipeline import cli
 from pipeline.tasks import guess
+from tests.model_logits import our_logits
 from tests.small_models import IM_END, write_small_model
-from workers.checkpoint_io import load_flat
-from workers.hf_config import read_model_config
-from workers.model import RopeTable, bind_weights, decode, logits
-from workers.packed_attention import PackedAttention
 
 transformers = pytest.importorskip("transformers", reason="transformers (extra `hf`) is not installed")
 
 ROWS = guess.train_rows(0)
 VOCAB_SIZE = guess.chat_format().vocab_size  # the words of `guess` are the models' first ids
-
-
-def our_logits(directory, tokens):
-    """Of one sequence [T], in float32, from the weights that `directory` holds."""
-    config = read_model_config(directory)
-    weights = bind_weights(load_flat(directory, config), config)
-    positions = torch.arange(len(tokens))
-    attend = PackedAttention((1, len(tokens)), positions, positions, config.layer_windows)
-    return logits(weights, decode(weights, config, RopeTable(config), tokens, positions, attend))
 
 
 def export(training, out):

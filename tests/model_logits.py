@@ -1,0 +1,21 @@
+"""The logits of our own decoder for the weights of a model directory, to hold beside transformers'."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from workers.checkpoint_io import load_flat
+from workers.hf_config import read_model_config
+from workers.model import RopeTable, bind_weights, decode, logits
+from workers.packed_attention import PackedAttention
+
+
+@torch.inference_mode()
+def our_logits(directory: Path, tokens: Tensor) -> Tensor:
+    """tokens [T] int64 -> [T, V] float32, in one pass."""
+    config = read_model_config(directory)
+    weights = bind_weights(load_flat(directory, config), config)
+    positions = torch.arange(len(tokens))
+    attend = PackedAttention((1, len(tokens)), positions, positions, config.layer_windows)
+    return logits(weights, decode(weights, config, RopeTable(config), tokens, positions, attend))
