@@ -3,7 +3,6 @@
 What a template can do is tried out on a small conversation when it is loaded; its source is not searched for words.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ from pipeline.chat.call_json import CallError, read_arguments
 from pipeline.chat.control_text import TextBreaker
 from pipeline.chat.format import Message
 from pipeline.chat.template import ChatTemplate
-from pipeline.chat.tool_formats import describe
+from pipeline.chat.tool_formats import describe, find_tool_format
 from pipeline.errors import TemplateError
 
 Tools = Sequence[Mapping[str, Any]]
@@ -119,7 +118,7 @@ class Conversation:
             made = _joined(made)
         schemas = self._others.all_broken(list(tools))
         if schemas and not self._can.tools:
-            made, schemas = self._described(made, describe(schemas)), []
+            made, schemas = self._described(made, describe(schemas, self._tool_format)), []
         return made, schemas
 
     def _message(self, message: Message, index: int, way: Way) -> dict[str, Any]:
@@ -134,7 +133,7 @@ class Conversation:
             text = self._others.broken(content, whole=True)
             made = self._others.all_broken(made)
         if calls and way.calls_as_text:
-            written = write_calls(self._tool_format, [call["function"] for call in calls])
+            written = find_tool_format(self._tool_format).write([call["function"] for call in calls])
             text, calls = f"{text}\n{written}" if text else written, []
         return {"role": role, "content": text, **made} | ({"tool_calls": calls} if calls else {})
 
@@ -147,22 +146,6 @@ class Conversation:
                 changed = message | {"content": "\n\n".join(part for part in parts if part)}
                 return [*messages[:index], changed, *messages[index + 1 :]]
         return [{"role": role, "content": description}, *messages]
-
-
-def write_calls(tool_format: str, functions: Sequence[Mapping[str, Any]]) -> str:
-    """Calls as a model writes them in that format."""
-    arguments = "parameters" if tool_format == "llama3" else "arguments"
-    calls = [
-        json.dumps({"name": function["name"], arguments: function["arguments"]}, ensure_ascii=False)
-        for function in functions
-    ]
-    if tool_format == "llama3":
-        return "; ".join(calls)
-    if tool_format == "mistral":
-        return f"[TOOL_CALLS] [{', '.join(calls)}]"
-    if tool_format == "smollm":
-        return f"<tool_call>[{', '.join(calls)}]</tool_call>"
-    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
 
 
 def _call(call_id: str, function: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,6 +35,9 @@ class ToolFormat(Protocol):
         text: the turn with its control tokens as text and without its stop token.
         """
 
+    def write(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        """`parse` the other way round, for templates that write no calls themselves. calls: each name and arguments."""
+
 
 class _Blocks:
     """Goes through the blocks of calls in a turn; a family says where the next begins, and reads it."""
@@ -144,6 +147,9 @@ class HermesFormat(_Blocks):
     def items(self, value: Any) -> list[Any]:
         return [value]
 
+    def write(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        return "\n".join(f"{self.opens}\n{written(call)}\n{self.closes}" for call in calls)
+
     def skip(self, text: str, start: int) -> int:
         after = start + len(self.opens)
         following = super().skip(text, start)
@@ -159,6 +165,9 @@ class SmolLMFormat(HermesFormat):
 
     def items(self, value: Any) -> list[Any]:
         return value if isinstance(value, list) else [value]
+
+    def write(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        return f"{self.opens}[{', '.join(map(written, calls))}]{self.closes}"
 
 
 class Llama3Format(_Blocks):
@@ -188,6 +197,9 @@ class Llama3Format(_Blocks):
             raise CallError(f"it begins with {short(text[begin : begin + 20])}, not with a JSON object")
         value, end = scan_value(text, begin)
         return self.calls_of([value]), end
+
+    def write(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        return "; ".join(written(call, "parameters") for call in calls)
 
     def _read_call(self, text: str, call: re.Match) -> tuple[Calls, int]:
         """The call whose name and opening bracket are `call`."""
@@ -231,6 +243,9 @@ class MistralFormat(_Blocks):
         value, end = scan_value(text, begin)
         return self.calls_of(value if isinstance(value, list) else [value]), end
 
+    def write(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        return f"{self.opens} [{', '.join(map(written, calls))}]"
+
 
 FORMATS: dict[str, ToolFormat] = {
     kind.name: kind() for kind in (HermesFormat, SmolLMFormat, Llama3Format, MistralFormat)
@@ -259,20 +274,30 @@ def detect(template_source: str) -> str:
     return HermesFormat.name
 
 
-def describe(tools: Sequence[Mapping[str, Any]]) -> str:
-    """The system text that tells a model its tools where its template does not: as Qwen's templates do it, so that it
-    calls them in the hermes form. Empty without tools.
+def describe(tools: Sequence[Mapping[str, Any]], tool_format: str = HermesFormat.name) -> str:
+    """The system text that tells a model its tools where its template does not, and how it calls them: as Qwen's
+    templates do it, so that models read what many were trained on. Empty without tools.
     """
     if not tools:
         return ""
     schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    if tool_format == HermesFormat.name:
+        how = (
+            "return a json object with function name and arguments within <tool_call></tool_call> XML tags:\n"
+            '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+        )
+    else:
+        how = f"write its name and its arguments in this form:\n{find_tool_format(tool_format).form}"
     return (
         "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
         "You are provided with function signatures within <tools></tools> XML tags:\n"
-        f"<tools>\n{schemas}\n</tools>\n\n"
-        "For each function call, return a json object with function name and arguments within <tool_call></tool_call> "
-        'XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+        f"<tools>\n{schemas}\n</tools>\n\nFor each function call, {how}"
     )
+
+
+def written(call: Mapping[str, Any], key: str = "arguments") -> str:
+    """A call as JSON."""
+    return json.dumps({"name": call["name"], key: call["arguments"]}, ensure_ascii=False)
 
 
 def _name_in(value: Any) -> str:

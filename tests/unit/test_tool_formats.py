@@ -236,6 +236,14 @@ def test_a_template_without_tools_is_told_them_in_the_form_that_is_read():
     assert describe([]) == ""
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_family_reads_what_it_writes_and_what_it_describes(name):
+    two = [named("say", text='</tool_call> "ü"\n'), CALL]
+    assert FORMATS[name].parse(FORMATS[name].write(two)) == ("", two)
+    told = describe([{"type": "function"}], name)
+    assert FORMATS[name].parse(told[told.rindex(":\n") + 2 :]).tool_calls != []
+
+
 def test_an_unknown_format_is_refused_with_those_there_are():
     with pytest.raises(ConfigError, match="'xml'; it must be one of hermes, smollm, llama3, mistral"):
         find_tool_format("xml")
