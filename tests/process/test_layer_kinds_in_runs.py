@@ -1,4 +1,4 @@
-"""A model of windows, unrotated layers and stretched rotations trains: samplers and learner, in their own processes, score alike."""
+"""A model of windows, unrotated layers and stretched rotations trains: sampler and learner processes score alike."""
 
 from dataclasses import replace
 
