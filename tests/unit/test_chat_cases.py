@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from chat_models import CASES, sampled
+from chat_models import CASES, sampled, write_chat_model
 from played_trajectory import Environment, Played, segment
 
 from pipeline.advantages import Batchwise
@@ -44,7 +44,7 @@ def play(chat, start, turns, replies):
 def micro_batch_of(*trajectories):
     """The learner's one micro-batch of them, with all tokens trained."""
     for index, trajectory in enumerate(trajectories):
-        trajectory.reward = float(index)
+        trajectory.member, trajectory.reward = index, float(index)
     batch = make_batch(
         [Group(0, 0, 0, list(trajectories))],
         version=5,
@@ -177,3 +177,25 @@ def test_hr18_arguments_that_are_no_json_are_refused_by_message_and_call(tmp_pat
     chat = case_chat(tmp_path, "HR18")
     with pytest.raises(TemplateError, match=r"In message 1 of a conversation, call 0 of 'look' can't be rendered: "):
         chat.render_prompt(read("HR18", "args_broken.json"), [])
+
+
+def test_a_past_that_the_template_rewrites_is_a_row_of_its_own(tmp_path):
+    """Reasoning that the next prompt leaves out was sampled and is trained; what follows is trained on what it saw."""
+    chat = load_chat(write_chat_model(tmp_path, "qwen3"))
+    user, more = {"role": "user", "content": "What is 1 + 2?"}, {"role": "user", "content": "And 2 + 3?"}
+    turns = [sampled(chat, f"<think>\nhm\n</think>\n\nIt is {number}.<|im_end|>") for number in (3, 5)]
+    played = play(chat, [user], turns, [[more]])
+    assert [(span.kind, span.run) for span in played.trajectory.spans] == [
+        ("prompt", 0),
+        ("generated", 0),
+        ("prompt", 1),
+        ("generated", 1),
+    ]
+    said = {"role": "assistant", "content": "It is 3."}
+    assert played.requests[1][0] == chat.render_prompt([user, said, more], [])
+    rows, _ = micro_batch_of(play(chat, [user], [turns[0]], []).trajectory, played.trajectory)
+    assert rows.members.tolist() == [0, 1, 1] and rows.first_tokens.tolist()[:2] == [0, 0]
+    for row, turn in ((1, turns[0]), (2, turns[1])):
+        end = int(np.cumsum(rows.lengths)[row])
+        assert rows.tokens[end - len(turn) : end].tolist() == turn
+        assert masks(rows)[row] == [0] * (int(rows.lengths[row]) - len(turn)) + [1] * len(turn)
