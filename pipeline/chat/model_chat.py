@@ -16,7 +16,7 @@ from pipeline.chat.conversation import Conversation, Tools, Way, probe, with_cal
 from pipeline.chat.format import Message, ModelTurn, ParsedTurn, Rendered, assistant_message, cut_text
 from pipeline.chat.template import ChatTemplate, read_template, special_tokens
 from pipeline.chat.tokenizer_files import read_stop_ids, read_tokenizer
-from pipeline.chat.tool_formats import detect, find_tool_format
+from pipeline.chat.tool_formats import FORMATS, detect, find_tool_format
 from pipeline.errors import ConfigError, TemplateError
 
 Result = TypeVar("Result")
@@ -83,8 +83,10 @@ class ModelChat:
         self.unused_ids = tuple(sorted(set(range(self.vocab_size)) - ids))
         texts = {index: name for name, index in text.controls.items()}
         self._stop_texts = {index: texts[index] for index in self.stop_ids if index in texts}
+        told = detect(template.source) if abilities.tools else "hermes"  # as `describe` tells it
+        self._is_foreign = tool_format == "auto" and told is None  # calls come in a form that nobody reads
         if tool_format == "auto":
-            tool_format = detect(template.source) if abilities.tools else "hermes"  # as `describe` tells it
+            tool_format = told or "hermes"
         self._tool_format = find_tool_format(tool_format)
         self._structure = {*self._stop_texts.values(), *(name for name in special_tokens if name in text.controls)}
         self._structure |= self._openings()
@@ -94,7 +96,16 @@ class ModelChat:
         self._rendered, self._prompts = _Recent(MAX_REMEMBERED), _Recent(MAX_REMEMBERED)
 
     def render_prompt(self, messages: Sequence[Message], tools: Tools) -> list[int]:
-        """No token is put before what the template writes: it writes the token that begins a text, or none does."""
+        """No token is put before what the template writes: it writes the token that begins a text, or none does.
+
+        Raises TemplateError when the template renders the conversation in no way, or asks for calls in a form that
+        can't be read.
+        """
+        if tools and self._is_foreign:
+            raise TemplateError(
+                f"The chat template of {self._place} asks for tool calls in a form that is none of "
+                f"{', '.join(FORMATS)}, so they can't be read. Name one with --tool-format if the model writes it too."
+            )
 
         def render(way: Way) -> list[int]:
             rendered = self._render(messages, tools, way, True)

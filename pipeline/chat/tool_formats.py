@@ -259,19 +259,25 @@ def find_tool_format(name: str) -> ToolFormat:
     return FORMATS[name]
 
 
-def detect(template_source: str) -> str:
-    """The name of the format that a chat template's tools are called in; hermes, the form of `describe`, for one that
-    renders no tools.
+# Forms of other families that look like one of ours from afar: XML within <tool_call> (Qwen3-Coder, GLM).
+_OTHER_FORMS = ("<function=", "<arg_key>")
+
+
+def detect(template_source: str) -> str | None:
+    """The name of the format in which a chat template that renders tools asks for calls; None for one that is not
+    among them.
     """
     if "[TOOL_CALLS]" in template_source:
         return MistralFormat.name
+    if any(form in template_source for form in _OTHER_FORMS):
+        return None
     if "<tool_call>[" in template_source:
         return SmolLMFormat.name
     if "<tool_call>" in template_source:
         return HermesFormat.name
     if "<|python_tag|>" in template_source or "ipython" in template_source:
         return Llama3Format.name
-    return HermesFormat.name
+    return None
 
 
 def describe(tools: Sequence[Mapping[str, Any]], tool_format: str = HermesFormat.name) -> str:

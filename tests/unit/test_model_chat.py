@@ -205,6 +205,20 @@ USERS_ONLY = (
 )
 
 
+def test_calls_in_a_form_that_nobody_reads_are_refused_unless_a_form_is_named(tmp_path):
+    template = (
+        "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}{% for message in messages %}"
+        "{% for call in message.tool_calls %}<tool_call><function={{ call.function.name }}></tool_call>{% endfor %}"
+        "{{ '<|im_start|>' + message.role + message.content + '<|im_end|>' }}{% endfor %}<|im_start|>assistant"
+    )
+    directory = write_chat_model(tmp_path, template=template)
+    chat = load_chat(directory)
+    assert chat.render_prompt([USER], ())  # without tools there are no calls
+    with pytest.raises(TemplateError, match="none of hermes, smollm, llama3, mistral, so they can't be read"):
+        chat.render_prompt([USER], [ADD])
+    assert load_chat(directory, tool_format="hermes").render_prompt([USER], [ADD])
+
+
 def test_results_become_user_messages_where_the_template_has_no_such_role(tmp_path):
     chat = load_chat(write_chat_model(tmp_path, template=USERS_ONLY))
     turn = turn_of(chat, sampled(chat, CALLS["qwen2_5"] + "<|im_end|>"))

@@ -1,6 +1,7 @@
 """Tool calls in the text of a turn, per model family: what is run, what is refused and how the refusal reads."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -225,8 +226,29 @@ def test_a_template_says_how_its_tools_are_called(name):
     assert find_tool_format(name) is FORMATS[name]
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ message.content }}",
+        "{{- '<tool_call>\\n<function=' + tool_call.name + '>\\n<parameter=' }}",
+        "{{ '<tool_call>' + tc.name }}{% for k, v in _args.items() %}<arg_key>{{ k }}</arg_key>{% endfor %}",
+        "{{'<｜tool▁calls▁begin｜>'}}",
+    ],
+)
+def test_another_form_of_calls_is_not_taken_for_one_of_these(source):
+    assert detect(source) is None
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [("llama3_1", "llama3"), ("mistral", "mistral"), ("qwen2_5", "hermes"), ("qwen3", "hermes"), ("smollm3", "hermes")],
+)
+def test_the_templates_of_families_are_told_apart(family, name):
+    path = Path(__file__).parent.parent / "data" / "templates" / f"{family}.jinja"
+    assert detect(path.read_text(encoding="utf-8")) == name
+
+
 def test_a_template_without_tools_is_told_them_in_the_form_that_is_read():
-    assert detect("{% for message in messages %}{{ message.content }}{% endfor %}") == "hermes"
     schema = {"type": "function", "function": {"name": "add", "description": "Größe", "parameters": {}}}
     text = describe([schema, schema])
     assert text.count(json.dumps(schema, ensure_ascii=False)) == 2
