@@ -130,16 +130,26 @@ def make_batch(
         num_dropped=int(generated_T[dropped_T].sum()),
         age_min=int(ages_S.min()) if len(ages_S) else 0,
         age_max=int(ages_S.max(initial=0)),
-        mistake=_mistake(num_generated, num_wanted, int(trained_T.sum()), all_dropped=bool(dropped_T.all())),
+        mistake=_mistake(trajectories, num_generated, num_wanted, int(trained_T.sum()), bool(dropped_T.all())),
     )
 
 
-def _mistake(num_generated: int, num_wanted: int, num_trained: int, *, all_dropped: bool) -> str:
+def _mistake(
+    trajectories: Sequence[Trajectory], num_generated: int, num_wanted: int, num_trained: int, all_dropped: bool
+) -> str:
     """num_wanted: generated tokens that neither a drop policy nor their age excludes."""
     if num_generated == 0 and not all_dropped:
+        causes = Counter(trajectory.truncated for trajectory in trajectories)
+        if causes["context"]:
+            longest = max(trajectory.context_tokens for trajectory in trajectories)
+            return (
+                f"A batch holds no sampled token, so there is nothing to train: the prompts ({longest} tokens the "
+                "longest) leave no room in the context. Raise Budget.max_context_tokens, or shorten the prompts."
+            )
         return (
-            "A batch holds no sampled token, so there is nothing to train: the sampler gave empty samples only. Check "
-            "the model and its limits, or drop such trajectories with Truncation(by_cause={'empty_sample': 'drop'})."
+            "A batch holds no sampled token, so there is nothing to train: its trajectories ended by "
+            f"{', '.join(sorted(map(str, causes)))} before their first one. Check the model and its limits, or drop "
+            "such trajectories with Truncation(by_cause={'empty_sample': 'drop'})."
         )
     if num_wanted > 0 and num_trained == 0:
         return (

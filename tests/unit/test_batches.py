@@ -177,6 +177,11 @@ def test_a_batch_of_nothing_but_empty_samples_is_no_update():
     assert "holds no sampled token" in batch.mistake
 
 
+def test_prompts_that_leave_no_room_are_named_as_the_mistake():
+    long = Trajectory(0, 0, 0, [Span("prompt", [1] * 9)], reward=0.0, truncated="context")
+    assert "(9 tokens the longest) leave no room" in batch_of(group_of(long)).mistake
+
+
 def test_a_mask_over_all_of_a_batch_is_a_mistake_and_what_a_policy_leaves_out_is_none():
     masked = [trajectory(0, member, 1.0, loss_mask_end=0) for member in range(2)]
     assert "traj.loss_mask_end masks all 6 sampled tokens" in batch_of(group_of(*masked)).mistake
