@@ -85,6 +85,12 @@ def latest_checkpoint(run_dir: Path | str) -> Path | None:
     return max(found)[1] if found else None
 
 
+def checkpoint_version(path: Path | str) -> int:
+    """By its name; 0 of a model directory that is no run's."""
+    match = _NAME.fullmatch(Path(path).name)
+    return int(match[1]) if match else 0
+
+
 def is_run_directory(path: Path | str) -> bool:
     return os.path.isfile(os.path.join(path, "events.jsonl"))
 

@@ -14,7 +14,9 @@ from pathlib import Path
 from pipeline import audit
 from pipeline.command_line import suggestion
 from pipeline.errors import ConfigError
+from pipeline.eval_config import eval_help
 from pipeline.export import export
+from pipeline.make_eval_config import parse_eval
 from pipeline.make_run_config import parse
 from pipeline.options import help_text
 from pipeline.run_config import RunConfig
@@ -24,12 +26,15 @@ from shm.errors import HeadwayError
 USAGE = """Usage: headway COMMAND …
 
   headway run [--OPTION VALUE …]   train; the same as python run.py, --help lists the options
+  headway eval DIR|RUN_DIR [--OPTION VALUE …]
+                                   measure a model, or a run's newest checkpoint, without training; --help lists the
+                                   options
   headway audit RUN_DIR            prove from a run's events.jsonl that its bound held
   headway export RUN_DIR OUT_DIR   write a run's weights as a model directory that transformers loads
   headway --version"""
 
-COMMANDS = ("run", "audit", "export", "--help", "--version")
-LATER = ("report", "top", "clean", "eval")
+COMMANDS = ("run", "eval", "audit", "export", "--help", "--version")
+LATER = ("report", "top", "clean")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,6 +69,8 @@ def _command(arguments: list[str]) -> int:
             return 0
         case ["run", *options]:
             return _run(options)
+        case ["eval", *options]:
+            return _eval(options)
         case ["audit", *rest]:
             if len(rest) != 1 or rest[0].startswith("-"):
                 raise ConfigError("headway audit needs one run directory: headway audit RUN_DIR.")
@@ -90,6 +97,16 @@ def _run(options: list[str]) -> int:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # where modules lie that options name
     return _launch(parse(options))
+
+
+def _eval(options: list[str]) -> int:
+    if {"--help", "-h"} & set(options):
+        print(eval_help())
+        return 0
+    config = parse_eval(options)
+    from pipeline.evaluate import evaluate  # here for the same reason as in `_launch`
+
+    return evaluate(config)
 
 
 def _launch(config: RunConfig) -> int:

@@ -33,7 +33,7 @@ class Evaluations:
 
     on_failure(error) is told at once when an evaluation fails, so that training ends after the update that has begun;
     `launch` and `finish` raise the error. A set `stop_asked` ends their waits with Stopped. oldest_first: as in the
-    rollouts of training, so that their requests queue on equal terms.
+    rollouts of training, so that their requests queue on equal terms. first_version: what results call version 0.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class Evaluations:
         stop_asked: asyncio.Event,
         on_failure: Callable[[BaseException], None],
         oldest_first: bool = True,
+        first_version: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._evaluator = evaluator
@@ -61,6 +62,7 @@ class Evaluations:
         self._stop_asked = stop_asked
         self._on_failure = on_failure
         self._oldest_first = oldest_first
+        self._first_version = first_version
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
         self._version = 0  # of the latest
@@ -95,6 +97,11 @@ class Evaluations:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
+    @property
+    def rows_done(self) -> int:
+        """Of the latest evaluation."""
+        return self._rows_done
+
     def take_metrics(self) -> dict[str, float]:
         """Since the last call; see docs/metrics.md."""
         seconds, self._wait_seconds = self._wait_seconds, 0.0
@@ -128,7 +135,8 @@ class Evaluations:
 
     def _culprit(self) -> Culprit:
         rows = len(self._evaluator.holdout)
-        detail = f"the evaluation of version {self._version}, which has finished {self._rows_done} of {rows} rows"
+        version = self._version + self._first_version
+        detail = f"the evaluation of version {version}, which has finished {self._rows_done} of {rows} rows"
         return Culprit("evaluation", None, None, detail)
 
     def _check(self) -> None:
@@ -145,12 +153,13 @@ class Evaluations:
 
     async def _evaluate(self, version: int, batch: int, group_size: int, concurrency: int) -> None:
         """Measure `version`, which is leased already, and tell the result everywhere."""
-        rows = len(self._evaluator.holdout)
+        rows, called = len(self._evaluator.holdout), version + self._first_version
         began = self._clock()
         status, reward_mean = "failed", None
         try:
             trajectories = await self._roll_out(version, group_size, concurrency)
-            evaluation = summarize(trajectories, version=version, batch=batch, rows=rows, seconds=self._clock() - began)
+            seconds = self._clock() - began
+            evaluation = summarize(trajectories, version=called, batch=batch, rows=rows, seconds=seconds)
             self._lines.write(asdict(evaluation))
             self._lines.flush()
             status, reward_mean = "completed", evaluation.reward_mean
@@ -158,7 +167,7 @@ class Evaluations:
             status = "stopped"
             raise
         finally:
-            self._run.events.log("evaluation", version=version, rows=rows, status=status, reward_mean=reward_mean)
+            self._run.events.log("evaluation", version=called, rows=rows, status=status, reward_mean=reward_mean)
         self._done.append(evaluation)
         self._tell_sink(evaluation)
 
@@ -186,7 +195,8 @@ class Evaluations:
                     raise result
                 if isinstance(result, GroupFailed):
                     row = -1 - result.group
-                    raise TrajectoryError(f"The evaluation of version {version} failed at row {row}: {result.cause}")
+                    called = version + self._first_version
+                    raise TrajectoryError(f"The evaluation of version {called} failed at row {row}: {result.cause}")
                 self._rows_done += 1
                 trajectories += result.trajectories
             return trajectories
@@ -207,7 +217,7 @@ class Evaluations:
 
 def summarize(trajectories: list[Trajectory], *, version: int, batch: int, rows: int, seconds: float) -> Evaluation:
     """The measures of at least one trajectory."""
-    rewards = np.array([one.reward for one in trajectories], dtype=np.float64)
+    rewards = np.sort([one.reward for one in trajectories])  # the order in which they ended must not show in a sum
     return Evaluation(
         version=version,
         batch=batch,
@@ -215,7 +225,19 @@ def summarize(trajectories: list[Trajectory], *, version: int, batch: int, rows:
         trajectories=len(trajectories),
         reward_mean=float(rewards.mean()),
         reward_std=float(rewards.std()),
+        reward_stderr=_standard_error(trajectories),
         generated_tokens_mean=float(np.mean([one.generated_tokens for one in trajectories])),
         truncated_frac=float(np.mean([one.truncated is not None for one in trajectories])),
         seconds=seconds,
     )
+
+
+def _standard_error(trajectories: list[Trajectory]) -> float:
+    """Of the mean reward; 0 with a single row."""
+    by_row: dict[int, list[float]] = {}
+    for one in trajectories:
+        by_row.setdefault(one.group, []).append(one.reward)
+    if len(by_row) == 1:
+        return 0.0
+    means = np.sort([np.mean(np.sort(rewards)) for rewards in by_row.values()])
+    return float(means.std(ddof=1) / np.sqrt(len(means)))

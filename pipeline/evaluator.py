@@ -28,6 +28,7 @@ class Evaluation:
     trajectories: int
     reward_mean: float
     reward_std: float  # of the population
+    reward_stderr: float  # of the mean, from the means of the rows: trajectories of one row are no independent samples
     generated_tokens_mean: float
     truncated_frac: float  # share of trajectories that a limit ended
     seconds: float

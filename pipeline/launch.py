@@ -4,14 +4,16 @@ import asyncio
 import signal
 import warnings
 from contextlib import aclosing
+from typing import Protocol
 
 from pipeline.config_checks import ConfigWarning
 from pipeline.evaluator import Evaluator
 from pipeline.model_directory import TINY_NAME
 from pipeline.progress import Progress
 from pipeline.rollout_engine import RolloutEngine
-from pipeline.run_config import RunConfig, parse_template_options
+from pipeline.run_config import RunConfig
 from pipeline.supervisor import Supervisor
+from pipeline.task_choice import parse_template_options
 from pipeline.tasks import TASKS
 from pipeline.trainer import AsyncTrainer
 
@@ -87,12 +89,18 @@ def train_rows(config: RunConfig) -> list[dict]:
     return TASKS[config.task].train_rows(config.seed)
 
 
-class _Signals:
+class Stoppable(Protocol):
+    """A run that can end in order."""
+
+    def request_stop(self) -> None: ...
+
+
+class Signals:
     """The first SIGINT or SIGTERM asks the run to end in order, the second one ends it now."""
 
-    def __init__(self, trainer: AsyncTrainer) -> None:
+    def __init__(self, run: Stoppable) -> None:
         self.received: signal.Signals | None = None
-        self._trainer = trainer
+        self._run = run
         self._task = asyncio.current_task()
         for number in EXIT_CODES:
             asyncio.get_running_loop().add_signal_handler(number, self._receive, number)
@@ -100,13 +108,13 @@ class _Signals:
     def _receive(self, number: signal.Signals) -> None:
         if self.received is None:
             self.received = number
-            self._trainer.request_stop()
+            self._run.request_stop()
         else:
             self._task.cancel()
 
 
 async def _train(trainer: AsyncTrainer, config: RunConfig) -> int:
-    signals = _Signals(trainer)
+    signals = Signals(trainer)
     progress = Progress(
         steps=config.steps,
         mode=config.mode,

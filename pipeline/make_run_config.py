@@ -27,8 +27,9 @@ from pipeline.errors import ConfigError
 from pipeline.losses import LOSSES, CustomLoss, Loss
 from pipeline.model_directory import TINY_NAME, find_model, find_weights, has_tokenizer
 from pipeline.options import EXPOSED, LATER, OPTIONS, Option
-from pipeline.run_config import MODES, RunConfig, advantage_named, default_task, loss_named, task_defaults
+from pipeline.run_config import MODES, RunConfig, advantage_named, loss_named, task_defaults
 from pipeline.run_directory import check_run_dir
+from pipeline.task_choice import default_task
 from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig, TrainerConfig
 from shm.errors import HeadwayError
@@ -177,9 +178,9 @@ def _wanted(option: Option) -> str:
     return f"{name}, or none" if option.optional else name
 
 
-def as_written(message: str, given: Mapping[str, Given]) -> str:
+def as_written(message: str, given: Mapping[str, Given], options: Mapping[str, Option] = OPTIONS) -> str:
     """An error of a config class or of the devices with the options named as the user wrote them."""
-    for option in OPTIONS.values():
+    for option in options.values():
         where = given[option.name].where if option.name in given else option.flag
         owner = "RolloutEngine" if option.owner is Sampling else getattr(option.owner, "LABEL", option.owner.__name__)
         owners = {owner, option.owner.__name__}

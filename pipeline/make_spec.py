@@ -1,6 +1,7 @@
 """From the user's configs to the plain values that a run's schedule and its processes are told."""
 
 from dataclasses import replace
+from typing import Any
 
 from pipeline.activation_memory import MAX_MICRO_BATCH_TOKENS, MAX_SAMPLER_BATCH_TOKENS
 from pipeline.config import Budget
@@ -12,7 +13,7 @@ from pipeline.memory_estimate import refuse_too_large, run_parts
 from pipeline.run_spec import RunSpec
 from pipeline.schedule import ScheduleRules
 from pipeline.supervisor import Supervisor
-from pipeline.trainer_config import TrainerConfig
+from pipeline.trainer_config import EngineConfig, TrainerConfig
 
 MAX_CHARS_PER_TOKEN = 256  # no token of a common vocabulary is longer: a text cut there still has too many tokens
 
@@ -36,33 +37,19 @@ def make_rules(config: TrainerConfig, *, num_rows: int, steps: int) -> ScheduleR
 
 
 def make_spec(model: Supervisor, config: TrainerConfig, *, evaluates: bool = False) -> RunSpec:
-    """evaluates: an evaluation may run beside training. Raises ConfigError when budget or slots can't be served, or
-    memory does not suffice.
+    """Of a training run. evaluates: an evaluation may run beside it. Raises ConfigError when budget or slots can't be
+    served, or memory does not suffice.
     """
-    engine = config.engine
-    budget = engine.budget
-    positions = model.model_config.max_positions
-    most_at_once = engine.schedule.concurrency + (evaluation_concurrency(engine.schedule) if evaluates else 0)
-    context = min(budget.max_context_tokens, positions)
-    learner_device, sampler_devices = model.devices()
-    learner_threads, sampler_threads = model.threads()
-    optimizer = config.optimizer
-    spec = RunSpec(
-        model=model.model_config,
-        seed=engine.seed,
-        weights=model.source.weights,
+    schedule, optimizer = config.engine.schedule, config.optimizer
+    return _fitted_spec(
+        model,
+        config.engine,
+        concurrency=schedule.concurrency + (evaluation_concurrency(schedule) if evaluates else 0),
         max_staleness=config.max_staleness,
         stale_policy=config.stale_policy,
         groups_per_step=config.groups_per_step,
         group_size=config.group_size,
         num_slots=model.num_slots(config.max_staleness, evaluates=evaluates),
-        num_samplers=model.num_samplers,
-        sampling={
-            "temperature": engine.temperature,
-            "top_p": engine.top_p,
-            "top_k": max(0, engine.top_k),  # -1 also means off
-            "stop_ids": list(model.chat.stop_ids),
-        },
         optimizer={
             "beta1": optimizer.beta1,
             "beta2": optimizer.beta2,
@@ -73,11 +60,51 @@ def make_spec(model: Supervisor, config: TrainerConfig, *, evaluates: bool = Fal
         loss=loss_record(config.loss),
         kl_coefficient=config.kl_coefficient,
         entropy_coefficient=config.entropy_coefficient,
+    )
+
+
+def make_evaluation_spec(model: Supervisor, engine: EngineConfig, *, rows: int, group_size: int) -> RunSpec:
+    """Of an evaluation alone: the learner publishes the first weights, into the only slot."""
+    return _fitted_spec(
+        model,
+        engine,
+        trains=False,
+        concurrency=engine.schedule.concurrency,
+        max_staleness=0,
+        stale_policy="wait",
+        groups_per_step=rows,
+        group_size=group_size,
+        num_slots=1,
+        optimizer={},
+        loss={},
+    )
+
+
+def _fitted_spec(model: Supervisor, engine: EngineConfig, *, concurrency: int, **training: Any) -> RunSpec:
+    """With all sizes that the machine allows. concurrency: most trajectories at once; training: RunSpec's other
+    fields.
+    """
+    budget = engine.budget
+    positions = model.model_config.max_positions
+    context = min(budget.max_context_tokens, positions)
+    learner_device, sampler_devices = model.devices()
+    learner_threads, sampler_threads = model.threads()
+    spec = RunSpec(
+        model=model.model_config,
+        seed=engine.seed,
+        weights=model.source.weights,
+        num_samplers=model.num_samplers,
+        sampling={
+            "temperature": engine.temperature,
+            "top_p": engine.top_p,
+            "top_k": max(0, engine.top_k),  # -1 also means off
+            "stop_ids": list(model.chat.stop_ids),
+        },
         dtype=model.dtype,
-        concurrency=most_at_once,
+        concurrency=concurrency,
         max_generated_tokens=budget.max_generated_tokens,
         max_context_tokens=context,
-        kv_tokens=most_at_once * context,  # all that can run at once
+        kv_tokens=concurrency * context,  # all that can run at once
         reply_tokens=min(budget.segment_tokens, budget.max_generated_tokens, context),
         max_batch_tokens=MAX_SAMPLER_BATCH_TOKENS,
         micro_batch_tokens=MAX_MICRO_BATCH_TOKENS,
@@ -88,6 +115,7 @@ def make_spec(model: Supervisor, config: TrainerConfig, *, evaluates: bool = Fal
         environment_timeout=engine.environment_timeout,
         max_tool_chars=budget.tool_output_tokens * MAX_CHARS_PER_TOKEN,
         check_weights=model.check_weights,
+        **training,
     )
     memory = model.memory()
     spec = fit_kv_cache(fit_passes(spec, memory), memory, model.kv_gib)
@@ -98,9 +126,7 @@ def make_spec(model: Supervisor, config: TrainerConfig, *, evaluates: bool = Fal
             "here; the reserve is a part of them: lower it."
         )
     spec = replace(spec, max_context_tokens=context, reply_tokens=min(spec.reply_tokens, context))
-    refuse_too_large(
-        run_parts(spec), {device: None if found is None else found.free for device, found in memory.items()}
-    )
+    refuse_too_large(run_parts(spec), {device: found and found.free for device, found in memory.items()})
     return spec
 
 

@@ -149,7 +149,8 @@ def _find_directory(path: str | os.PathLike[str], where: str) -> Path:
             f"Hugging Face Hub, get it once with: huggingface-cli download {path} --local-dir {target}, and give that "
             "directory."
         )
-    names = "no directory" if "init" in where else f'neither "{TINY_NAME}" nor a directory'
+    may_be_tiny = where.lstrip("-").startswith("model")
+    names = f'neither "{TINY_NAME}" nor a directory' if may_be_tiny else "no directory"
     raise ConfigError(f"{where} is {str(path)!r}, which is {names}; correct the path.")
 
 

@@ -2,6 +2,7 @@
 and `make_run_config.py` read it.
 """
 
+from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from types import NoneType
 from typing import Any, get_args
@@ -169,11 +170,14 @@ def _option(owner: type, spec: Field) -> Option:
     return Option(name, owner, spec.name, kind, optional, spec.metadata["meaning"], spec.default)
 
 
-OPTIONS: dict[str, Option] = {
-    option.name: option
-    for owner, names in EXPOSED
-    for option in (_option(owner, spec) for name in names for spec in fields(owner) if spec.name == name)
-}
+def option_table(exposed: Sequence[tuple[type, Sequence[str]]]) -> dict[str, Option]:
+    """The fields `exposed` of each class as options by name, in that order."""
+    by_name = {owner: {spec.name: spec for spec in fields(owner)} for owner, _ in exposed}
+    found = [_option(owner, by_name[owner][name]) for owner, names in exposed for name in names]
+    return {option.name: option for option in found}
+
+
+OPTIONS = option_table(EXPOSED)
 
 
 def help_text() -> str:
@@ -183,7 +187,7 @@ def help_text() -> str:
         "  --config FILE.toml\n      the same options from a file of lines name = value; the command line wins"
     )
     for option in OPTIONS.values():
-        lines.append(f"  {option.flag} {_kind(option)}\n      {option.meaning} (default: {option.default_text()})")
+        lines.append(f"  {option.flag} {kind_of(option)}\n      {option.meaning} (default: {option.default_text()})")
     lines += ["", "Later: " + ", ".join("--" + name.replace("_", "-") for name in LATER) + "."]
     return "\n".join(lines)
 
@@ -191,7 +195,7 @@ def help_text() -> str:
 def options_table() -> str:
     """docs/options.md's table."""
     rows = ["| option | value | default | meaning |", "| --- | --- | --- | --- |"]
-    rows += [f"| `{o.flag}` | {_kind(o)} | {o.default_text()} | {o.meaning} |" for o in OPTIONS.values()]
+    rows += [f"| `{o.flag}` | {kind_of(o)} | {o.default_text()} | {o.meaning} |" for o in OPTIONS.values()]
     return "\n".join(rows)
 
 
@@ -201,6 +205,6 @@ def text_of(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _kind(option: Option) -> str:
+def kind_of(option: Option) -> str:
     name = {int: "N", float: "X", str: "TEXT", bool: "true or false"}[option.type]
     return f"{name} or none" if option.optional else name

@@ -4,7 +4,6 @@ Values come from, later ones winning: the config classes' defaults, the task's r
 command line (`make_run_config.py`).
 """
 
-import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +13,8 @@ from pipeline.config_json import config_json
 from pipeline.errors import ConfigError
 from pipeline.losses import CISPO, GSPO, PPO, CustomLoss, DecoupledPPO, ImportanceSampling, Loss, PolicyGradient
 from pipeline.model_directory import TINY_NAME, TOOL_FORMATS
+from pipeline.task_choice import check_eval_rows, check_task
 from pipeline.tasks import TASKS
-from pipeline.tasks.latency import FORMS, parse_latency
 from pipeline.trainer_config import TrainerConfig
 from shm.layout import ELEMENT_BYTES
 
@@ -84,11 +83,6 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-def default_task(model: str) -> str:
-    """The task that a model trains on unless the user names one: the first that speaks as it does."""
-    return (_tasks_speaking("tiny" if model == TINY_NAME else "text") or list(TASKS))[0]
-
-
 def task_defaults(task: str) -> dict[str, Any]:
     """Option values by name that a run of this task starts from."""
     return COMMON | dict(TASKS[task].budget) | RECIPES[task]
@@ -133,26 +127,18 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_choice(self, "mode", tuple(MODES))
-        check_choice(self, "task", tuple(TASKS))
         advantage_named(self.advantage)
         loss_named(self.loss)
         check_choice(self, "dtype", tuple(ELEMENT_BYTES))
-        check_choice(self, "tool_format", TOOL_FORMATS)
         check_integer(self, "slots", minimum=1, unit="copies of the weights", optional=True)
         check_number(self, "kv_gib", above=0.0, optional=True)
-        self._check_model()
+        check_task(self)
         check_integer(self, "steps", minimum=1, unit="batches to train")
         check_integer(self, "seed", minimum=0, maximum=2**63 - 1, unit="random streams")
         check_choice(self, "device", ("cpu", "cuda"))
         check_integer(self, "samplers", minimum=1, unit="sampler processes")
         check_class(self, "trainer", (TrainerConfig,))
-        check_tool_latency(self.tool_latency)
         self._check_evaluation()
-        if self.tool_latency != "none" and "latency" not in TASKS[self.task].options:
-            raise ConfigError(
-                f"RunConfig.tool_latency is {self.tool_latency!r}, but the task {self.task!r} has no tool; "
-                "leave it out."
-            )
         if self.mode == "async" and self.trainer.max_staleness == 0:
             raise ConfigError(
                 "AsyncTrainer.max_staleness is 0, but RunConfig.mode is 'async', which samples ahead; leave the mode "
@@ -164,40 +150,12 @@ class RunConfig:
                 "trains only tokens of the current policy; leave it out, or use the mode async."
             )
 
-    def _check_model(self) -> None:
-        if parse_template_options(self.template_options) and self.model == TINY_NAME:
-            raise ConfigError(
-                f"RunConfig.template_options is {self.template_options!r}, but the model {TINY_NAME} has no chat "
-                "template; leave it out."
-            )
-        if self.tool_format != "auto" and self.model == TINY_NAME:
-            raise ConfigError(
-                f"RunConfig.tool_format is {self.tool_format!r}, but the model {TINY_NAME} writes calls in its own "
-                "way; leave it out."
-            )
-        speaks = TASKS[self.task].speaks
-        if speaks == "tiny" and self.model != TINY_NAME:
-            raise ConfigError(
-                f"RunConfig.task is {self.task!r}, which is written in the few words of the model {TINY_NAME}, but "
-                f"RunConfig.model is {self.model}; use {_named(_tasks_speaking('text'))}, or leave the model out."
-            )
-        if speaks == "text" and self.model == TINY_NAME:
-            raise ConfigError(
-                f"RunConfig.task is {self.task!r}, which is written in plain text, but the model {TINY_NAME} knows a "
-                f"few words only; give RunConfig.model a model directory, or use {_named(_tasks_speaking('tiny'))}."
-            )
-
     def _check_evaluation(self) -> None:
         check_integer(self, "eval_every", minimum=0, unit="batches between evaluations", optional=True)
         check_integer(self, "eval_rows", minimum=1, unit="held-out rows")
         check_integer(self, "eval_group_size", minimum=1, unit="trajectories per held-out row")
         check_integer(self, "eval_final_group_size", minimum=0, unit="trajectories per held-out row")
-        available = len(TASKS[self.task].holdout_rows())
-        if self.eval_rows > available:
-            raise ConfigError(
-                f"RunConfig.eval_rows is {self.eval_rows}, but the task {self.task!r} has {available} held-out rows; "
-                "use at most those."
-            )
+        check_eval_rows(self)
         if self.eval_every == 0 and self.eval_final_group_size == 0:
             raise ConfigError(
                 "RunConfig.eval_every and RunConfig.eval_final_group_size are both 0, so nothing would ever be "
@@ -207,46 +165,3 @@ class RunConfig:
     def to_json(self) -> dict[str, Any]:
         """What config.json holds."""
         return config_json(self, seed=self.seed)
-
-
-def parse_template_options(text: str) -> dict[str, Any]:
-    """`enable_thinking=false,level=2` -> {"enable_thinking": False, "level": 2}. Raises ConfigError."""
-    found: dict[str, Any] = {}
-    for pair in text.split(",") if text else ():
-        name, equals, value = (part.strip() for part in pair.partition("="))
-        if not (equals and value and name.isidentifier()) or name in found:
-            raise ConfigError(
-                f"RunConfig.template_options is {text!r}; write it as NAME=VALUE,NAME=VALUE, each name once, for "
-                "example enable_thinking=false."
-            )
-        found[name] = _template_value(value)
-    return found
-
-
-def _template_value(text: str) -> Any:
-    """true, false, none and numbers as such, all else as text."""
-    words = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    for kind in (int, float):
-        with contextlib.suppress(ValueError):
-            return kind(text)
-    return text
-
-
-def _tasks_speaking(language: str) -> list[str]:
-    return [name for name, task in TASKS.items() if task.speaks == language]
-
-
-def _named(tasks: list[str]) -> str:
-    return "the task " + " or ".join(tasks) if tasks else "a task of your own through the Python API"
-
-
-def check_tool_latency(text: str) -> None:
-    """Raise ConfigError unless `text` names a latency."""
-    try:
-        parse_latency(text)
-    except ConfigError as error:
-        raise ConfigError(
-            f"RunConfig.tool_latency is {text!r}; it must be {FORMS}, for example lognormal:50:1.0."
-        ) from error

@@ -4,7 +4,7 @@ between them, and all of it closed however it ends.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from enum import Enum
 from typing import Any
 
@@ -15,6 +15,7 @@ from pipeline.evaluations import Evaluations
 from pipeline.evaluator import Evaluation, Evaluator
 from pipeline.events import EventLog
 from pipeline.json_lines import JsonLines
+from pipeline.opening import unless_stopped
 from pipeline.rollout_engine import RolloutEngine
 from pipeline.rollout_log import RolloutLog
 from pipeline.rollouts import Rollouts
@@ -176,27 +177,9 @@ class TrainingRun:
         self._opening = True
         max_requests = self._config.engine.schedule.sample_requests
         opening = self._model.open_run(self._spec, self._engine.env, self._events, self._log_dir, max_requests)
-        run = await self._unless_stopped(opening)
+        run = await unless_stopped(opening, self._stop_asked, self._model.end_run)
         self._opening = False
         return run
-
-    async def _unless_stopped(self, opening: Coroutine[Any, Any, ActiveRun]) -> ActiveRun:
-        """The opened run; Stopped, with nothing left of it, when a stop is asked for first."""
-        task = asyncio.ensure_future(opening)
-        stop = asyncio.ensure_future(self._stop_asked.wait())
-        try:
-            await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
-            if not self._stop_asked.is_set():
-                return await task
-            raise Stopped
-        finally:
-            stop.cancel()
-            if not task.done():
-                task.cancel()
-            if self._stop_asked.is_set() or task.cancelling():
-                (opened,) = await asyncio.gather(task, return_exceptions=True)
-                if isinstance(opened, ActiveRun):  # both happened at once
-                    await self._model.end_run(opened)
 
     def _make_rollouts(self, run: ActiveRun, counters: SamplingCounters) -> Rollouts:
         config = self._config

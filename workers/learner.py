@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from shm.errors import GateError
 from shm.gate import refusal
@@ -29,6 +30,7 @@ from workers.messages import (
     Save,
     Saved,
 )
+from workers.model import init_flat
 from workers.packing import TrainingRows
 from workers.serving import HEARTBEAT_SECONDS, ends_run, introduce, serve_run
 from workers.training import Trainee
@@ -59,10 +61,20 @@ class Learner:
         self._trained_versions: set[int] = set()
         self._weightless_versions: set[int] = set()
         self._gradients_at = 0
-        weights, beat = config["weights"], lambda: self._row.beat(Activity.STARTING)
-        self._trainee = Trainee(
+        self._trainee, self._untrained = None, self._load(config, attached)
+        if config["trains"]:
+            self._trainee, self._untrained = self._make_trainee(config, attached, self._untrained), None
+
+    def _load(self, config: dict[str, Any], attached: Attachments) -> Tensor:
+        """The first weights, float32 [num_elements]."""
+        if config["weights"] is None:
+            return init_flat(attached.model, config["seed"]).to(config["device"])
+        return load_flat(config["weights"], attached.model, config["device"], lambda: self._row.beat(Activity.STARTING))
+
+    def _make_trainee(self, config: dict[str, Any], attached: Attachments, initial: Tensor) -> Trainee:
+        return Trainee(
             attached.model,
-            initial=None if weights is None else load_flat(weights, attached.model, config["device"], beat),
+            initial=initial,
             seed=config["seed"],
             optimizer=config["optimizer"],
             loss=config["loss"],
@@ -77,6 +89,7 @@ class Learner:
     def begin(self) -> dict[str, Any]:
         """Publish version 0; tell how samplers open the slots: as given on the CPU, as IPC handles on CUDA."""
         self.publish(version=0, slot=0)
+        self._untrained = None  # without training nothing else is ever published
         return {"slots": self._slots.description()}
 
     def loop(self) -> Message:
@@ -84,7 +97,8 @@ class Learner:
         num_updates = 0
         while True:
             # Between the chunks of a batch, and before its step, it waits with work begun.
-            self._row.beat(Activity.WAITING if self._trainee.has_gradients else Activity.IDLE, num_updates)
+            has_begun = self._trainee is not None and self._trainee.has_gradients
+            self._row.beat(Activity.WAITING if has_begun else Activity.IDLE, num_updates)
             message = self._channel.receive(HEARTBEAT_SECONDS)
             if message is None:
                 continue
@@ -104,8 +118,9 @@ class Learner:
 
     def publish(self, version: int, slot: int) -> int:
         """Copy the weights into `slot`, mark it READY, then write `policy_version`. Returns the bytes copied."""
+        weights = self._untrained if self._trainee is None else self._trainee.flat
         self._ledger.write_slot(slot, version, State.WRITING)
-        num_bytes = self._slots.publish(slot, self._trainee.flat)  # on CUDA it returns when the copy is done
+        num_bytes = self._slots.publish(slot, weights)  # on CUDA it returns when the copy is done
         checksum = self._slots.checksum(slot) if self._with_checksum else 0
         self._ledger.write_slot(slot, version, State.READY, checksum)
         self._ledger.write_policy_version(version)

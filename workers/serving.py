@@ -31,7 +31,10 @@ MakeWorker = Callable[[WorkerChannel, dict[str, Any], Attachments], Worker]
 def serve_run(channel: WorkerChannel, config: dict[str, Any], make: MakeWorker) -> dict[str, Any] | None:
     """One run; returns the next one's config, or None when told to stop."""
     torch.set_num_threads(config["threads"])
-    return _next_config(channel, _serve(channel, config, make))
+    ending = _serve(channel, config, make)
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()  # what an idle worker keeps, the next run's estimate would miss
+    return _next_config(channel, ending)
 
 
 def introduce(channel: WorkerChannel, config: dict[str, Any], attached: Attachments) -> WorkerRow:

@@ -87,7 +87,7 @@ def test_summary_names_the_files_that_exist(tmp_path):
 
 def test_summary_tells_the_latest_evaluation():
     progress, output, _ = make()
-    evaluation = Evaluation(900, 900, 64, 512, 0.9375, 0.24, 8.5, 0.0, 3.5)
+    evaluation = Evaluation(900, 900, 64, 512, 0.9375, 0.24, 0.03, 8.5, 0.0, 3.5)
     progress.close("completed", None, evaluation)
     wanted = "evaluation: reward 0.938 of 512 trajectories on 64 held-out rows, at version 900"
     assert output.getvalue().splitlines()[1] == wanted

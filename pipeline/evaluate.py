@@ -1,0 +1,108 @@
+"""One `headway eval` of the command line: from a checked EvalConfig to a line of results and an exit code."""
+
+import asyncio
+import contextlib
+import signal
+import time
+import warnings
+from pathlib import Path
+
+from pipeline.config_checks import ConfigWarning
+from pipeline.eval_config import EvalConfig
+from pipeline.evaluation_run import EvaluationRun
+from pipeline.evaluator import Evaluation, Evaluator
+from pipeline.launch import EXIT_CODES, Signals
+from pipeline.model_directory import TINY_NAME
+from pipeline.rollout_engine import RolloutEngine
+from pipeline.run_directory import make_default_run_dir, make_run_dir
+from pipeline.supervisor import Supervisor
+from pipeline.task_choice import parse_template_options
+from pipeline.tasks import TASKS
+
+REPORT_SECONDS = 10.0
+
+
+def evaluate(config: EvalConfig) -> int:
+    """Measure, showing how it goes. Returns 0 with a result, 130 or 143 after a signal."""
+    try:
+        with make_supervisor(config) as model:
+            run = make_evaluation(model, config)
+            return asyncio.run(_evaluate(run, model, config))
+    finally:
+        for number in EXIT_CODES:  # the outcome is decided: a signal must not change it while Python ends
+            signal.signal(number, signal.SIG_IGN)
+
+
+def make_supervisor(config: EvalConfig) -> Supervisor:
+    """Raises ConfigError when the model can't be used."""
+    make_chat = TASKS[config.task].chat_format if config.model == TINY_NAME else None
+    return Supervisor(
+        config.model,
+        init=config.weights,
+        chat=make_chat() if make_chat is not None else None,
+        template_options=parse_template_options(config.template_options),
+        tool_format=config.tool_format,
+        samplers=config.samplers,
+        device=config.device,
+        dtype=config.dtype,
+        kv_gib=config.kv_gib,
+    )
+
+
+def make_evaluation(model: Supervisor, config: EvalConfig) -> EvaluationRun:
+    """On the first of the task's held-out rows. Raises ConfigError before anything starts."""
+    task = TASKS[config.task]
+    arguments = dict(task.arguments)
+    if "latency" in task.options:
+        arguments["latency"] = config.tool_latency
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConfigWarning)  # the same options were warned of when they were parsed
+        engine = RolloutEngine(
+            model,
+            task.environment,
+            env_arguments=arguments,
+            **{name: getattr(config.engine, name) for name in config.engine.__slots__},
+        )
+    rows = task.holdout_rows()[: config.eval_rows]
+    evaluator = Evaluator(rows, every=0, final_group_size=config.eval_group_size)
+    return EvaluationRun(engine, evaluator, version=config.version)
+
+
+async def _evaluate(run: EvaluationRun, model: Supervisor, config: EvalConfig) -> int:
+    signals = Signals(run)
+    description = config.to_json() | {"model": model.source.describe()}
+    if config.run_dir is None:
+        directory = make_default_run_dir("eval", time.localtime(), description)
+    else:
+        directory = make_run_dir(config.run_dir, description)
+    watching = asyncio.create_task(_watch(run, config))
+    try:
+        with contextlib.suppress(asyncio.CancelledError):  # by the second signal
+            result = await run.run(directory)
+            if result is not None:
+                print(result_line(result, config, model.source.weights))
+                print(f"files: {directory}")
+                return 0
+    finally:
+        watching.cancel()
+    print(f"stopped without a result; files: {directory}")
+    return EXIT_CODES[signals.received]
+
+
+async def _watch(run: EvaluationRun, config: EvalConfig) -> None:
+    """Tell now and then how far it is."""
+    with contextlib.suppress(BrokenPipeError):  # the result's line raises it, too
+        while True:
+            await asyncio.sleep(REPORT_SECONDS)
+            done = run.rows_done
+            print("eval: starting" if done is None else f"eval: {done} rows of {config.task} finished", flush=True)
+
+
+def result_line(result: Evaluation, config: EvalConfig, weights: str | Path | None) -> str:
+    """`reward 0.431 ± 0.012, …`: what was measured, on what, of which weights."""
+    return (
+        f"reward {result.reward_mean:.4f} ± {result.reward_stderr:.4f} (standard error), deviation "
+        f"{result.reward_std:.4f}; {result.generated_tokens_mean:.1f} tokens a trajectory, "
+        f"{100 * result.truncated_frac:.1f} % truncated; {result.trajectories} trajectories on {result.rows} held-out "
+        f"rows of {config.task}, version {result.version} of {weights}"
+    )

@@ -1,0 +1,102 @@
+"""From the arguments of `headway eval` to an EvalConfig; everything wrong with them is told in one sentence."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.checkpoints import checkpoint_version, is_run_directory
+from pipeline.command_line import Given, read_arguments, suggestion
+from pipeline.config import Budget, Sampling, Schedule
+from pipeline.errors import ConfigError
+from pipeline.eval_config import EVAL_EXPOSED, EVAL_LATER, EVAL_OPTIONS, OF_A_RUN, EvalConfig
+from pipeline.make_run_config import as_written, convert
+from pipeline.model_directory import TINY_NAME, find_weights, has_tokenizer
+from pipeline.options import OPTIONS
+from pipeline.run_directory import check_run_dir
+from pipeline.task_choice import default_task
+from pipeline.tasks import TASKS
+from pipeline.trainer_config import EngineConfig
+from shm.errors import HeadwayError
+from workers.devices import resolve_devices
+
+
+def parse_eval(arguments: Sequence[str]) -> EvalConfig:
+    """Raises ConfigError with one sentence."""
+    if not arguments or arguments[0].startswith("-"):
+        raise ConfigError("headway eval needs a model directory or a run: headway eval DIR|RUN_DIR [--OPTION VALUE …].")
+    path = arguments[0]
+    for flag in (word.partition("=")[0] for word in arguments[1:]):
+        name = flag.removeprefix("--").replace("-", "_")
+        if flag.startswith("--") and name in OPTIONS and name not in EVAL_OPTIONS:
+            raise ConfigError(f"{flag} has no effect in headway eval, which trains nothing; leave it out.")
+    given = read_arguments(arguments[1:], [*EVAL_OPTIONS], EVAL_LATER)
+    own = {name: convert(EVAL_OPTIONS[name], item) for name, item in given.items()}
+    _check_task(own, given)
+    checkpoint = find_weights(path, "The model")
+    is_run = is_run_directory(path)
+    model = str(checkpoint) if has_tokenizer(checkpoint) else TINY_NAME
+    values = (_of_run(Path(path)) if is_run else {}) | own
+    task = values.setdefault("task", default_task(model))
+    values = dict(TASKS[task].budget) | values
+    if values.get("temperature") == 0.0:
+        values.setdefault("eval_group_size", 1)
+    try:
+        config = _build(values, weights=os.path.abspath(path), model=model, version=checkpoint_version(checkpoint))
+    except HeadwayError as error:
+        message = str(error).replace("EvalConfig.model", "the model")
+        raise ConfigError(as_written(message, given, EVAL_OPTIONS)) from error
+    if config.run_dir is not None:
+        check_run_dir(config.run_dir, given["run_dir"].where)
+    return config
+
+
+def _check_task(values: Mapping[str, Any], given: Mapping[str, Given]) -> None:
+    if "task" in values and values["task"] not in TASKS:
+        raise ConfigError(
+            f"{given['task'].where} is {values['task']!r}; it must be one of: {', '.join(TASKS)}."
+            + suggestion(values["task"], TASKS)
+        )
+
+
+def _build(values: Mapping[str, Any], **found: Any) -> EvalConfig:
+    device, samplers = resolve_devices(values.get("device", "auto"), values.get("samplers"))
+    parts: dict[type, dict[str, Any]] = {owner: {} for owner, _ in EVAL_EXPOSED}
+    for name, value in values.items():
+        parts[EVAL_OPTIONS[name].owner][EVAL_OPTIONS[name].field] = value
+    engine = EngineConfig(
+        schedule=Schedule(**parts[Schedule]),
+        budget=Budget(**parts[Budget]),
+        seed=values.get("seed", 0),
+        **parts[Sampling],
+        **parts[EngineConfig],
+    )
+    return EvalConfig(**parts[EvalConfig] | {"device": device, "samplers": samplers} | found, engine=engine)
+
+
+def _of_run(run_dir: Path) -> dict[str, Any]:
+    """The options that the run had, by name, as its config.json tells; a run of the Python API has no task."""
+    path = run_dir / "config.json"
+    try:
+        record = json.loads(path.read_bytes())["config"]
+        owners = {part["class"]: part for part in _parts(record)}
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}; make it readable.") from error
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise ConfigError(f"{path} is no configuration of a run; name another directory.") from None
+    found = {}
+    for name in OF_A_RUN:
+        option = EVAL_OPTIONS[name]
+        owner = {EvalConfig: "RunConfig", Sampling: "EngineConfig"}.get(option.owner, option.owner.__name__)
+        if option.field in owners.get(owner, {}):
+            found[name] = owners[owner][option.field]
+    return found
+
+
+def _parts(record: Any) -> list[dict[str, Any]]:
+    """A config of config.json and all configs within it."""
+    if not isinstance(record, dict):
+        return []
+    inner = [part for value in record.values() for part in _parts(value)]
+    return [record, *inner] if "class" in record else inner

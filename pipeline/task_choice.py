@@ -1,0 +1,100 @@
+"""What RunConfig and EvalConfig choose alike: a task, a model that speaks its language, and how the tool behaves.
+
+A config here is either of them; errors name its fields.
+"""
+
+import contextlib
+from typing import Any
+
+from pipeline.config_checks import check_choice, label
+from pipeline.errors import ConfigError
+from pipeline.model_directory import TINY_NAME, TOOL_FORMATS
+from pipeline.tasks import TASKS
+from pipeline.tasks.latency import FORMS, parse_latency
+
+
+def default_task(model: str) -> str:
+    """The task of a model unless the user names one: the first that speaks as it does."""
+    return (_tasks_speaking("tiny" if model == TINY_NAME else "text") or list(TASKS))[0]
+
+
+def check_task(config: Any) -> None:
+    """Raise ConfigError unless task, model, template_options, tool_format and tool_latency fit together."""
+    check_choice(config, "task", tuple(TASKS))
+    check_choice(config, "tool_format", TOOL_FORMATS)
+    task, options = label(config, "task"), label(config, "template_options")
+    is_tiny, language = config.model == TINY_NAME, TASKS[config.task].speaks
+    if parse_template_options(config.template_options, options) and is_tiny:
+        raise ConfigError(
+            f"{options} is {config.template_options!r}, but the model {TINY_NAME} has no chat template; leave it out."
+        )
+    if config.tool_format != "auto" and is_tiny:
+        raise ConfigError(
+            f"{label(config, 'tool_format')} is {config.tool_format!r}, but the model {TINY_NAME} writes calls in its "
+            "own way; leave it out."
+        )
+    if language == "tiny" and not is_tiny:
+        raise ConfigError(
+            f"{task} is {config.task!r}, which is written in the few words of the model {TINY_NAME}, but "
+            f"{label(config, 'model')} is {config.model}; use {_named(_tasks_speaking('text'))}, or leave the model "
+            "out."
+        )
+    if language == "text" and is_tiny:
+        raise ConfigError(
+            f"{task} is {config.task!r}, which is written in plain text, but the model {TINY_NAME} knows a few words "
+            f"only; give a model directory as {label(config, 'model')}, or use {_named(_tasks_speaking('tiny'))}."
+        )
+    _check_latency(config)
+
+
+def check_eval_rows(config: Any) -> None:
+    """Raise ConfigError when the task has fewer held-out rows than eval_rows."""
+    available = len(TASKS[config.task].holdout_rows())
+    if config.eval_rows is not None and config.eval_rows > available:
+        raise ConfigError(
+            f"{label(config, 'eval_rows')} is {config.eval_rows}, but the task {config.task!r} has {available} "
+            "held-out rows; use at most those."
+        )
+
+
+def parse_template_options(text: str, where: str = "template_options") -> dict[str, Any]:
+    """`enable_thinking=false,level=2` -> {"enable_thinking": False, "level": 2}. Raises ConfigError."""
+    found: dict[str, Any] = {}
+    for pair in text.split(",") if text else ():
+        name, equals, value = (part.strip() for part in pair.partition("="))
+        if not (equals and value and name.isidentifier()) or name in found:
+            raise ConfigError(
+                f"{where} is {text!r}; write it as NAME=VALUE,NAME=VALUE, each name once, for example "
+                "enable_thinking=false."
+            )
+        found[name] = _template_value(value)
+    return found
+
+
+def _template_value(text: str) -> Any:
+    """true, false, none and numbers as such, all else as text."""
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def _tasks_speaking(language: str) -> list[str]:
+    return [name for name, task in TASKS.items() if task.speaks == language]
+
+
+def _named(tasks: list[str]) -> str:
+    return "the task " + " or ".join(tasks) if tasks else "a task of your own through the Python API"
+
+
+def _check_latency(config: Any) -> None:
+    where, text = label(config, "tool_latency"), config.tool_latency
+    try:
+        parse_latency(text)
+    except ConfigError as error:
+        raise ConfigError(f"{where} is {text!r}; it must be {FORMS}, for example lognormal:50:1.0.") from error
+    if text != "none" and "latency" not in TASKS[config.task].options:
+        raise ConfigError(f"{where} is {text!r}, but the task {config.task!r} has no tool; leave it out.")

@@ -1,0 +1,113 @@
+"""`headway eval`: what it takes from its options, what from the run that it measures, and what it refuses."""
+
+import json
+
+import pytest
+from small_models import write_small_model
+
+from pipeline.errors import ConfigError
+from pipeline.eval_config import EVAL_OPTIONS, eval_help
+from pipeline.make_eval_config import parse_eval
+from pipeline.make_run_config import parse
+from pipeline.tasks import TASKS
+
+
+@pytest.fixture(autouse=True)
+def empty_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    yield tmp_path
+
+
+def write_run(path, *options):
+    """As a run of the tiny model with these options leaves it; its weights are nobody's business here."""
+    checkpoint = path / "checkpoints" / "version-7"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "config.json").write_text("{}")
+    (path / "events.jsonl").touch()
+    (path / "config.json").write_text(json.dumps(parse([*options, "--device", "cpu"]).to_json()))
+    return str(path)
+
+
+def refusal(*arguments):
+    with pytest.raises(ConfigError) as error:
+        parse_eval(arguments)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.filterwarnings("ignore::pipeline.config_checks.ConfigWarning")
+def test_a_run_is_measured_as_it_ran_but_for_its_machine(tmp_path):
+    options = ["--seed", "5", "--temperature", "0.8", "--max-turns", "3", "--max-context-tokens", "48", "--top-k", "9"]
+    run = write_run(tmp_path / "run", *options, "--dtype", "bfloat16", "--tool-latency", "fixed:1", "--samplers", "2")
+    found = parse_eval([run])
+    assert (found.model, found.weights, found.version, found.task) == ("tiny", run, 7, "guess")
+    engine = found.engine
+    assert (found.seed, engine.sampling.seed, engine.temperature, engine.top_k) == (5, 5, 0.8, 9)
+    assert (engine.budget.max_turns, engine.budget.max_context_tokens) == (3, 48)
+    assert (found.dtype, found.tool_latency, found.samplers) == ("bfloat16", "fixed:1", 1)
+    assert engine.schedule.concurrency == 256 and found.run_dir is None
+    own = parse_eval([run, "--seed", "6", "--temperature", "1", "--max-turns", "4", "--dtype", "float32"])
+    assert (own.seed, own.engine.temperature, own.engine.budget.max_turns, own.dtype) == (6, 1.0, 4, "float32")
+    assert own.engine.budget.max_context_tokens == 48
+
+
+def test_a_model_directory_is_measured_on_the_calculator(tmp_path):
+    found = parse_eval([str(write_small_model(tmp_path / "model"))])
+    assert (found.model, found.version, found.task) == (str(tmp_path / "model"), 0, "calculator")
+    assert found.engine.budget.max_turn_tokens == TASKS["calculator"].budget["max_turn_tokens"]
+    assert (found.eval_rows, found.eval_group_size) == (None, 4)
+
+
+def test_at_temperature_0_one_trajectory_a_row_says_all(tmp_path):
+    run = write_run(tmp_path / "run")
+    assert parse_eval([run, "--temperature", "0"]).eval_group_size == 1
+    assert parse_eval([run, "--temperature", "0", "--eval-group-size", "2"]).eval_group_size == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ([], ["needs a model directory or a run"]),
+        (["--seed", "1"], ["needs a model directory or a run"]),
+        (["nosuch"], ["is 'nosuch'", "no directory"]),
+        (["."], ["neither a run directory nor a model directory"]),
+        (["run", "--lr", "1"], ["--lr has no effect in headway eval"]),
+        (["run", "--steps", "5"], ["--steps has no effect in headway eval"]),
+        (["run", "--groups-per-step=5"], ["--groups-per-step has no effect in headway eval"]),
+        (["run", "--eval-row", "5"], ["Did you mean --eval-rows?"]),
+        (["run", "--env", "m:C"], ["--env isn't built yet"]),
+        (["run", "--data", "x"], ["--data isn't built yet"]),
+        (["run", "x"], ["'x' is not an option"]),
+        (["run", "--task", "gess"], ["--task is 'gess'", "Did you mean guess?"]),
+        (["run", "--task", "calculator"], ["--task is 'calculator'", "plain text"]),
+        (["run", "--eval-rows", "257"], ["--eval-rows is 257", "256 held-out rows"]),
+        (["run", "--eval-group-size", "0"], ["--eval-group-size is 0"]),
+        (["run", "--temperature", "-1"], ["--temperature is -1.0"]),
+        (["run", "--max-turns", "0"], ["--max-turns is 0"]),
+        (["run", "--device", "cuda"], ["--device is cuda", "no NVIDIA GPU"]),
+        (["run", "--run-dir", "run"], ["--run-dir is run, which holds a run already"]),
+        (["run", "--template-options", "a=1"], ["--template-options is 'a=1'", "no chat template"]),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_sentence(arguments, parts, tmp_path):
+    write_run(tmp_path / "run")
+    message = refusal(*arguments)
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"config": 3}', "{}"])
+def test_a_run_with_a_broken_configuration_is_refused(text, tmp_path):
+    run = write_run(tmp_path / "run")
+    (tmp_path / "run" / "config.json").write_text(text)
+    if text == '{"config": 3}':  # of the Python API: it has no task, and all is left to the options
+        assert parse_eval([run]).task == "guess"
+    else:
+        assert "config.json is no configuration of a run" in refusal(run)
+
+
+def test_help_names_every_option():
+    text = eval_help()
+    for option in EVAL_OPTIONS.values():
+        assert f"  {option.flag} " in text and option.meaning in text
