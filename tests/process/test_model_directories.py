@@ -103,10 +103,10 @@ def test_at_temperature_0_an_evaluation_repeats_itself(model, tmp_path):
     budget = rl.Budget(max_turn_tokens=8, max_turns=2, max_context_tokens=4096)
     rows = calculator.holdout_rows()[:2]
     options = {"budget": budget, "temperature": 0.0}
-    found = [
-        evaluate(model, tmp_path / f"eval{seed}", calculator.Calculator, rows, 1, seed=seed, **options)
-        for seed in (0, 1)
-    ]
+    found = []
+    for seed in (0, 1):
+        directory = tmp_path / f"eval{seed}"
+        found.append(evaluate(model, directory, calculator.Calculator, rows, 1, seed=seed, **options))
     assert found[0].generated_tokens_mean == found[1].generated_tokens_mean > 0
     assert (found[0].rows, found[0].trajectories) == (2, 2)
 
