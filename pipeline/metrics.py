@@ -61,7 +61,12 @@ METRICS: tuple[Metric, ...] = (
         "rows sent to the learner: those with a non-zero weight, or with any active token when the loss has terms "
         "without advantage",
     ),
-    Metric("train/tokens", "tokens", "tokens through the learner's forward pass, prompts included"),
+    Metric(
+        "train/tokens",
+        "tokens",
+        "tokens of the rows that the learner read, prompts included: each row's own, though the prompt of a group goes "
+        "through the model once",
+    ),
     Metric("train/tokens_per_second", "tokens/s", "train/tokens over train/batch_seconds"),
     Metric("train/updated", "0 or 1", "0 for a batch without gradient: the version then stays"),
     Metric(

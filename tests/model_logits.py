@@ -8,7 +8,7 @@ from torch import Tensor
 from workers.checkpoint_io import load_flat
 from workers.hf_config import read_model_config
 from workers.model import RopeTable, bind_weights, decode, logits
-from workers.packed_attention import PackedAttention
+from workers.packed_attention import PackedAttention, Packing
 
 
 @torch.inference_mode()
@@ -17,5 +17,5 @@ def our_logits(directory: Path, tokens: Tensor) -> Tensor:
     config = read_model_config(directory)
     weights = bind_weights(load_flat(directory, config), config)
     positions = torch.arange(len(tokens))
-    attend = PackedAttention((1, len(tokens)), positions, positions, config.layer_windows)
+    attend = PackedAttention(Packing((1, len(tokens)), positions, positions), config.layer_windows)
     return logits(weights, decode(weights, config, RopeTable(config), tokens, positions, attend))

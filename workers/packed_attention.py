@@ -6,25 +6,64 @@ their own: the gradient of a gather is then a gather too, where autograd's would
 in no fixed order on CUDA).
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from workers.packing import MicroBatch
+
+
+class Packing(NamedTuple):
+    """How packed tokens lie in [B, T], on a device: int64, as in `MicroBatch`.
+
+    common_tokens [C], common_places [C, R]: packed tokens that several rows begin with, and where each of them has it;
+    is_place [C, R]: false where a token has fewer rows than R.
+    """
+
+    shape: tuple[int, int]
+    pad_index: Tensor
+    pack_index: Tensor
+    common_tokens: Tensor | None = None
+    common_places: Tensor | None = None
+    is_place: Tensor | None = None
+
+
+def packing_of(micro_batch: MicroBatch, device: torch.device) -> Packing:
+    """The packing of a micro-batch, moved to `device`."""
+
+    def move(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(device, non_blocking=True)
+
+    common: tuple[Tensor, ...] = ()
+    if len(micro_batch.common_tokens):
+        places = micro_batch.common_places
+        common = move(micro_batch.common_tokens), move(np.maximum(places, 0)), move(places >= 0)
+    return Packing(micro_batch.shape, move(micro_batch.pad_index), move(micro_batch.pack_index), *common)
+
 
 class _Pad(torch.autograd.Function):
-    """packed [N, X, h] -> padded [B * T, X, h]; the padding repeats token 0 and hands no gradient back."""
+    """packed [N, X, h] -> padded [B * T, X, h]; the padding repeats token 0 and hands no gradient back.
+
+    What several rows have in common gets the sum of their gradients, row by row in one order.
+    """
 
     @staticmethod
-    def forward(ctx: Any, packed: Tensor, pad_index: Tensor, pack_index: Tensor) -> Tensor:
-        ctx.save_for_backward(pack_index)
-        return packed.index_select(0, pad_index)
+    def forward(ctx: Any, packed: Tensor, packing: Packing) -> Tensor:
+        ctx.packing = packing
+        return packed.index_select(0, packing.pad_index)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (pack_index,) = ctx.saved_tensors
-        return gradient.index_select(0, pack_index), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        packing = ctx.packing
+        packed = gradient.index_select(0, packing.pack_index)
+        if packing.common_tokens is not None:
+            places = packing.common_places
+            of_rows = gradient.index_select(0, places.flatten()).unflatten(0, places.shape)
+            packed.index_copy_(0, packing.common_tokens, (of_rows * packing.is_place[..., None, None]).sum(dim=1))
+        return packed, None
 
 
 class _Pack(torch.autograd.Function):
@@ -47,19 +86,17 @@ _BLOCK_QUERIES = 512  # a layer with a window attends in blocks of so many: neit
 
 
 class PackedAttention:
-    """The `attend` of one micro-batch; its arguments are int64 and `MicroBatch`'s of the same names.
+    """The `attend` of one micro-batch.
 
     windows: per layer how many positions a query sees, its own included, 0 for all; () for no window in any layer.
     """
 
-    def __init__(
-        self, shape: tuple[int, int], pad_index: Tensor, pack_index: Tensor, windows: tuple[int, ...] = ()
-    ) -> None:
+    def __init__(self, packing: Packing, windows: tuple[int, ...] = ()) -> None:
         self.windows = windows
-        self.shape = shape
-        self.pad_index = pad_index
-        self.pack_index = pack_index
-        self.is_padded = pad_index.shape[0] != pack_index.shape[0]  # rows of one length already lie as [B, T]
+        self.packing = packing
+        self.shape = packing.shape
+        # Rows of one length that have nothing in common already lie as [B, T].
+        self.is_padded = packing.pad_index.shape[0] != packing.pack_index.shape[0]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [N, H, h], k and v [N, K, h] -> [N, H, h]."""
@@ -71,10 +108,10 @@ class PackedAttention:
         else:
             attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_grouped)
         attended = attended.transpose(1, 2).flatten(0, 1)
-        return _Pack.apply(attended, self.pack_index) if self.is_padded else attended
+        return _Pack.apply(attended, self.packing.pack_index) if self.is_padded else attended
 
     def _spread(self, x: Tensor) -> Tensor:
-        padded = _Pad.apply(x, self.pad_index, self.pack_index) if self.is_padded else x
+        padded = _Pad.apply(x, self.packing) if self.is_padded else x
         return padded.view(*self.shape, *x.shape[1:]).transpose(1, 2)
 
 

@@ -3,7 +3,10 @@
 A row is one conditioning run: its token ids through the last generated one, and per token t, for the prediction of
 token t + 1, a loss weight, the normaliser in it, a behaviour log-prob and a policy version (-1: token t + 1 was not
 generated). Letters: R rows, S tokens of all rows end to end; in one micro-batch, B rows, T longest of them, N packed
-input tokens, M predictions.
+input tokens, M predictions, C tokens that several rows have in common.
+
+The members of a group begin with the same prompt. In a micro-batch it goes through the model once, whatever the number
+of members: only attention sees it once a row. A prompt's last token alone is each row's own, as its prediction is.
 """
 
 from collections.abc import Iterator
@@ -92,7 +95,7 @@ class MicroBatch:
     """Rows that go through the model together, as int64 / float32 arrays.
 
     `pad_index` [B * T] names the packed token at each place of the padded [B, T] (0 in the padding, on the right);
-    `pack_index` [N] names the place of each packed token.
+    `pack_index` [N] names the place of each packed token, the first one of those that several rows have in common.
     """
 
     shape: tuple[int, int]  # (B, T)
@@ -100,19 +103,23 @@ class MicroBatch:
     positions: np.ndarray  # [N]
     pad_index: np.ndarray  # [B * T]
     pack_index: np.ndarray  # [N]
+    common_tokens: np.ndarray  # [C] packed tokens that several rows begin with
+    common_places: np.ndarray  # [C, most rows that share one] their places; -1 fills up
     predict_index: np.ndarray  # [M] packed tokens whose next token was generated
     targets: np.ndarray  # [M] those next tokens
     sources: np.ndarray  # [M] where each prediction lies in the arrays of TrainingRows
     rows: np.ndarray  # [M] which of the B rows each prediction belongs to
+    num_read: int  # tokens of the rows, common ones counted in each
     needs_gradient: bool  # False: the rows are only measured
 
 
 def micro_batches(rows: TrainingRows, max_tokens: int, by_scale: bool = False) -> Iterator[MicroBatch]:
-    """Cut rows into micro-batches of at most `max_tokens` padded tokens (a longer row goes alone), long rows first.
+    """Cut rows into micro-batches of at most `max_tokens` padded tokens (a longer row goes alone).
 
-    Each row is read as far as its last prediction; rows that predict nothing are left out. Rows without weight (with
-    `by_scale`, for a loss that trains tokens without advantage too: without scale) come last, in micro-batches of their
-    own, so that they cost no backward pass. The same rows always get the same cut.
+    Rows with the same prompt come together, those with the longest row first. Each row is read as far as its last
+    prediction; rows that predict nothing are left out. Rows without weight (with `by_scale`, for a loss that trains
+    tokens without advantage too: without scale) come last, in micro-batches of their own, so that they cost no backward
+    pass. The same rows always get the same cut.
     """
     starts = rows.starts
     row_of = np.repeat(np.arange(len(rows.lengths)), rows.lengths)
@@ -120,30 +127,81 @@ def micro_batches(rows: TrainingRows, max_tokens: int, by_scale: bool = False) -
     generated = rows.versions >= 0
     read = np.zeros(len(rows.lengths), dtype=np.int64)
     np.maximum.at(read, row_of[generated], offsets[generated] + 1)
+    prompt = read.copy()  # tokens before the first one that predicts a generated token
+    np.minimum.at(prompt, row_of[generated], offsets[generated])
     weighs = np.zeros(len(rows.lengths), dtype=bool)
     weighs[row_of[(rows.scales if by_scale else rows.weights) != 0]] = True
     for needs_gradient in (True, False):
         chosen = np.flatnonzero((read > 0) & (weighs == needs_gradient))
-        chosen = chosen[np.argsort(-read[chosen], kind="stable")]
-        first = 0
-        while first < len(chosen):
-            longest = int(read[chosen[first]])
-            count = max(1, max_tokens // longest)
-            part = chosen[first : first + count]
-            yield _micro_batch(rows, starts[part], read[part], generated, needs_gradient)
-            first += len(part)
+        families = _families(rows.tokens, starts, prompt, read, chosen)
+        for part in _parts(families, read, max_tokens):
+            yield _micro_batch(rows, starts, read, prompt, generated, part, needs_gradient)
+
+
+# A row and the number of its family, which is that of all rows that begin with the same prompt.
+Member = tuple[int, int]
+
+
+def _families(
+    tokens: np.ndarray, starts: np.ndarray, prompt: np.ndarray, read: np.ndarray, chosen: np.ndarray
+) -> list[Member]:
+    """The chosen rows, family by family: the family with the longest row first, and in each the longest row first."""
+    by_prompt: dict[bytes, list[int]] = {}
+    for row in chosen[np.argsort(-read[chosen], kind="stable")].tolist():
+        key = tokens[starts[row] : starts[row] + prompt[row]].tobytes()
+        by_prompt.setdefault(key, []).append(row)
+    return [(row, family) for family, members in enumerate(by_prompt.values()) for row in members]
+
+
+def _parts(members: list[Member], read: np.ndarray, max_tokens: int) -> Iterator[list[Member]]:
+    """Cut where the rows, padded to the longest, would exceed `max_tokens`."""
+    part: list[Member] = []
+    longest = 0
+    for row, family in members:
+        longest = max(longest, int(read[row]))
+        if part and (len(part) + 1) * longest > max_tokens:
+            yield part
+            part, longest = [], int(read[row])
+        part.append((row, family))
+    if part:
+        yield part
 
 
 def _micro_batch(
-    rows: TrainingRows, starts: np.ndarray, read: np.ndarray, generated: np.ndarray, needs_gradient: bool
+    rows: TrainingRows,
+    starts: np.ndarray,
+    read: np.ndarray,
+    prompt: np.ndarray,
+    generated: np.ndarray,
+    part: list[Member],
+    needs_gradient: bool,
 ) -> MicroBatch:
-    num_rows, longest = len(read), int(read.max())
-    row_of = np.repeat(np.arange(num_rows), read)
-    positions = np.arange(len(row_of)) - (np.cumsum(read) - read)[row_of]
+    chosen = np.array([row for row, _ in part])
+    read, starts = read[chosen], starts[chosen]
+    num_rows, longest = len(part), int(read.max())
+    families: dict[int, list[int]] = {}  # rows of this micro-batch that share a prompt; the first one brings it
+    for index, (_, family) in enumerate(part):
+        families.setdefault(family, []).append(index)
+    brought = np.zeros(num_rows, dtype=np.int64)  # tokens of each row that another one brings
+    for members in families.values():
+        brought[members[1:]] = prompt[chosen[members[0]]]
+    own = read - brought
+    row_of = np.repeat(np.arange(num_rows), own)
+    first = np.cumsum(own) - own  # where each row's own tokens lie among the packed ones
+    positions = np.arange(len(row_of)) - (first - brought)[row_of]
     sources = starts[row_of] + positions
     pack_index = row_of * longest + positions
     pad_index = np.zeros(num_rows * longest, dtype=np.int64)
     pad_index[pack_index] = np.arange(len(row_of))
+    sharing = [members for members in families.values() if len(members) > 1]
+    common_tokens = [first[members[0]] + np.arange(prompt[chosen[members[0]]]) for members in sharing]
+    common_places = np.full((sum(map(len, common_tokens)), max(map(len, sharing), default=0)), -1, dtype=np.int64)
+    filled = 0
+    for members, common in zip(sharing, common_tokens, strict=True):
+        places = np.arange(len(common))[:, None] + np.array(members) * longest
+        pad_index[places] = common[:, None]
+        common_places[filled : filled + len(common), : len(members)] = places
+        filled += len(common)
     predict_index = np.flatnonzero(generated[sources])
     predicted = sources[predict_index]
     return MicroBatch(
@@ -152,9 +210,12 @@ def _micro_batch(
         positions=positions,
         pad_index=pad_index,
         pack_index=pack_index,
+        common_tokens=np.concatenate(common_tokens) if sharing else np.zeros(0, dtype=np.int64),
+        common_places=common_places,
         predict_index=predict_index,
         targets=rows.tokens[predicted + 1].astype(np.int64),
         sources=predicted,
         rows=row_of[predict_index],
+        num_read=int(read.sum()),
         needs_gradient=needs_gradient,
     )

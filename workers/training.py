@@ -20,7 +20,7 @@ from workers.loss_terms import kl_k3, token_entropies, token_logprobs
 from workers.losses import build_loss
 from workers.model import RopeTable, Weights, bind_weights, decode, init_flat, logits
 from workers.model_config import ModelConfig, layout
-from workers.packed_attention import PackedAttention
+from workers.packed_attention import PackedAttention, packing_of
 from workers.packing import MicroBatch, TrainingRows, micro_batches
 from workers.stopwatch import Stopwatch
 from workers.token_losses import TokenBatch
@@ -127,7 +127,7 @@ class Trainee:
         num_tokens, sources, results = 0, [], []
         for micro_batch in micro_batches(rows, self._micro_batch_tokens, by_scale=self._trains_all):
             beat()
-            num_tokens += len(micro_batch.tokens)
+            num_tokens += micro_batch.num_read
             sources.append(micro_batch.sources)
             with torch.set_grad_enabled(micro_batch.needs_gradient):
                 with forward:
@@ -159,9 +159,7 @@ class Trainee:
         def move(array: np.ndarray) -> Tensor:
             return torch.from_numpy(array).to(self.device, non_blocking=True)
 
-        attend = PackedAttention(
-            micro_batch.shape, move(micro_batch.pad_index), move(micro_batch.pack_index), self.config.layer_windows
-        )
+        attend = PackedAttention(packing_of(micro_batch, self.device), self.config.layer_windows)
         tokens, positions = move(micro_batch.tokens), move(micro_batch.positions)
         predict_index, targets = move(micro_batch.predict_index), move(micro_batch.targets)
 
