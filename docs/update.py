@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.staleness_report import docs_section  # noqa: E402
+from pipeline.eval_config import eval_table  # noqa: E402
 from pipeline.metrics import metrics_table  # noqa: E402
 from pipeline.options import options_table  # noqa: E402
 
@@ -61,8 +62,12 @@ def files_page() -> str:
 
 
 def options_page(page: str) -> str:
-    """docs/options.md with its table renewed."""
-    return renewed(page, options_table())
+    """docs/options.md with its tables renewed."""
+    intro = (
+        "`headway eval DIR|RUN_DIR` measures a model directory, or the newest checkpoint of a run, on held-out rows and\n"
+        "trains nothing. Of a run, what is left out here is as the run had it, but for device, processes and concurrency."
+    )
+    return renewed(page, "\n\n".join((options_table(), intro, eval_table())))
 
 
 def async_page(page: str) -> str:

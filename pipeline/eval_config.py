@@ -7,7 +7,7 @@ from pipeline.config import Budget, Sampling, Schedule
 from pipeline.config_checks import check_choice, check_class, check_integer, check_number, option, required
 from pipeline.config_json import config_json
 from pipeline.model_directory import TINY_NAME, TOOL_FORMATS
-from pipeline.options import kind_of, option_table, text_of
+from pipeline.options import Option, kind_of, option_table, text_of
 from pipeline.task_choice import check_eval_rows, check_task
 from pipeline.trainer_config import EngineConfig
 from shm.layout import ELEMENT_BYTES
@@ -106,8 +106,19 @@ def eval_help() -> str:
         "options that are left out are the run's own, but for device, processes and concurrency.",
         "",
     ]
-    for one in EVAL_OPTIONS.values():
-        default = {"device": "auto", "samplers": "none", "task": "none"}.get(one.name) or text_of(one.default)
-        lines.append(f"  {one.flag} {kind_of(one)}\n      {one.meaning} (default: {default})")
+    lines += [
+        f"  {one.flag} {kind_of(one)}\n      {one.meaning} (default: {_default(one)})" for one in EVAL_OPTIONS.values()
+    ]
     lines += ["", "Later: " + ", ".join("--" + name for name in EVAL_LATER) + "."]
     return "\n".join(lines)
+
+
+def eval_table() -> str:
+    """docs/options.md's second table."""
+    rows = ["| option of `headway eval` | value | default | meaning |", "| --- | --- | --- | --- |"]
+    rows += [f"| `{one.flag}` | {kind_of(one)} | {_default(one)} | {one.meaning} |" for one in EVAL_OPTIONS.values()]
+    return "\n".join(rows)
+
+
+def _default(one: Option) -> str:
+    return {"device": "auto", "samplers": "none", "task": "none"}.get(one.name) or text_of(one.default)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from small_models import write_small_model
 
 RUN = Path(__file__).parent.parent.parent / "run.py"
 CPU_SECONDS = 3.0  # of the process itself, so that a busy machine decides nothing
@@ -72,6 +73,32 @@ def test_bad_option(call, arguments, part):
     assert list(call.here.iterdir()) == []
 
 
+def cut_shard(directory):
+    path = directory / "model-00002-of-00002.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def widen_tokenizer(directory):
+    path = directory / "config.json"
+    path.write_text(path.read_text().replace('"vocab_size": 312', '"vocab_size": 200'))
+
+
+@pytest.mark.parametrize(
+    ("damage", "part"),
+    [
+        (lambda directory: (directory / "model-00001-of-00002.safetensors").unlink(), "lacks the files model-00001"),
+        (cut_shard, "model-00002-of-00002.safetensors"),
+        (lambda directory: (directory / "config.json").write_text("{"), "config.json"),
+        (widen_tokenizer, "has ids up to 298, but the model's embedding only 200 rows"),
+    ],
+    ids=["file", "shard", "json", "tokenizer"],
+)
+def test_model_directory_with_a_fault(call, damage, part):
+    damage(write_small_model(call.here / "model", shards=2))
+    assert_refused(call("--model", "model", "--device", "cpu"), part)
+    assert [path.name for path in call.here.iterdir()] == ["model"]
+
+
 def test_run_directory_that_holds_a_run(call):
     old = call.here / "old"
     old.mkdir()
@@ -89,6 +116,8 @@ def test_audit_of_a_directory_without_a_run(call):
     assert_refused(call("audit", script=headway), "headway audit RUN_DIR")
     assert_refused(call("auditt", script=headway), "Did you mean audit?")
     assert_refused(call("report", "x", script=headway), "isn't built yet")
+    assert_refused(call("eval", script=headway), "headway eval DIR|RUN_DIR")
+    assert_refused(call("eval", "nosuch", script=headway), "is 'nosuch'")
     done = call("--version", script=headway)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("headway 0.")
 
