@@ -64,7 +64,7 @@ def files_page() -> str:
 def options_page(page: str) -> str:
     """docs/options.md with its tables renewed."""
     intro = (
-        "`headway eval DIR|RUN_DIR` measures a model directory, or the newest checkpoint of a run, on held-out rows, and\n"
+        "`headway eval DIR|RUN_DIR` measures a model directory, or a run's newest checkpoint, on held-out rows, and\n"
         "trains nothing. Of a run, what is left out here is as the run had it, but for device, processes, concurrency."
     )
     return renewed(page, "\n\n".join((options_table(), intro, eval_table())))
