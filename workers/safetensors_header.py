@@ -15,6 +15,7 @@ from typing import Any
 from workers.errors import CheckpointError
 
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library's own limit
+LFS_POINTER = b"version https://git-lfs"  # how the file begins that a clone without Git LFS has in its place
 DTYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2}  # what Headway reads
 DTYPE_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
@@ -39,7 +40,13 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     try:
         with open(path, "rb") as file:
             file_bytes = os.fstat(file.fileno()).st_size
-            header_bytes = int.from_bytes(file.read(8), "little")
+            first = file.read(8)
+            if first + file.read(len(LFS_POINTER) - 8) == LFS_POINTER:
+                raise CheckpointError(
+                    f"{path} is no weights yet, but Git LFS's pointer to them; run `git lfs pull` in its directory."
+                )
+            file.seek(8)
+            header_bytes = int.from_bytes(first, "little")
             if file_bytes < 8 or header_bytes > MAX_HEADER_BYTES:
                 raise _broken(path, f"it has {file_bytes:,} bytes and names a header of {header_bytes:,}")
             if 8 + header_bytes > file_bytes:

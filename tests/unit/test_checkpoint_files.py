@@ -193,6 +193,7 @@ def header(text: bytes, data: bytes = b"") -> bytes:
     [
         (b"", "0 bytes"),
         ((1 << 62).to_bytes(8, "little") + b"{}", f"a header of {1 << 62:,}"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 538090408\n", "run `git lfs pull`"),
         (header(b"{"), "no JSON"),
         (header(b"[" * 100_000), "no JSON"),
         (header(b"[]"), "no JSON object"),
