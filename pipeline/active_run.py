@@ -88,6 +88,7 @@ class ActiveRun:
     async def _start_model(self) -> None:
         """The learner, which makes version 0, then the samplers."""
         detail = await self.workers.start(self.workers.learner, self._blocks.learner_config(), self._learner_died)
+        self.workers.learner.on_error = self._learner_unheard
         self._slot_fields = detail["slots"]
         self.slots.published(0, 0)
         await gather_all(*(self._start_sampler(i) for i in range(len(self.samplers))))
@@ -136,7 +137,7 @@ class ActiveRun:
     @property
     def learner_serves(self) -> bool:
         """Whether the process that holds the weights is there."""
-        return self.workers.learner.ready
+        return self.workers.learner.ready and not self.learner.is_lost
 
     async def close(self) -> None:
         """End the run: nothing is asked for any more; processes stay idle for the next one, memory is freed."""
@@ -186,12 +187,14 @@ class ActiveRun:
             if callback is not None:
                 callback(error)
 
+    def _learner_unheard(self, error: Exception) -> None:
+        """What it says can't be handled, so no answer of it may be waited for."""
+        self.learner.lose(_of_a_message(error))
+        self._broke(error)
+
     def _broke(self, error: Exception) -> None:
         """Something of the supervisor's own went wrong in a callback, where nobody waits for it."""
-        if not isinstance(error, HeadwayError):
-            cause, error = error, RunError(f"A message could not be handled: {type(error).__name__}: {error}")
-            error.__cause__ = cause
-        self.fail(error)
+        self.fail(_of_a_message(error))
 
     def _guarded(self, receive: Callable[[Message], None]) -> Callable[[Message], None]:
         """`receive` as a callback of the loop, which would log what it raises and go on."""
@@ -232,3 +235,12 @@ class ActiveRun:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self.fail(task.exception())
+
+
+def _of_a_message(error: Exception) -> HeadwayError:
+    """`error`, or one that tells of it in a sentence."""
+    if isinstance(error, HeadwayError):
+        return error
+    told = RunError(f"A message could not be handled: {type(error).__name__}: {error}")
+    told.__cause__ = error
+    return told

@@ -12,7 +12,7 @@ from workers.messages import Consumed, ForwardBackward, GradientsDone, Message, 
 from workers.transfer import Outbox
 
 LEARNER_SECONDS = 3600.0  # bound on one forward/backward or update; a lost process is told much earlier
-SAVE_SECONDS = 600.0  # bound on saving the weights, beside what a slow disk needs to write them
+SAVE_SECONDS = 600.0  # bound on an ended run's update, and on saving its weights, beside what a slow disk needs
 SLOW_DISK_BYTES_PER_SECOND = 20e6
 
 
@@ -27,6 +27,7 @@ class LearnerClient:
         self._answer: asyncio.Future[Published] | None = None  # to it: comes also when nobody waits for it any more
         self._saving: asyncio.Future[Saved] | None = None
         self._failure: Exception | None = None
+        self._lost = False
 
     async def forward_backward(
         self, batch: int, rows: Rows, *, zero_gradients: bool
@@ -92,9 +93,9 @@ class LearnerClient:
         if self._answer is None:
             return None
         try:
-            return await asyncio.wait_for(self._answer, LEARNER_SECONDS)
+            return await asyncio.wait_for(self._answer, SAVE_SECONDS)
         except TimeoutError:
-            raise RunError(f"The learner has not answered its update for {LEARNER_SECONDS:g} s.") from None
+            raise RunError(f"The learner has not answered its update for {SAVE_SECONDS:g} s.") from None
 
     async def save(self, version: int, path: str, num_bytes: int) -> None:
         """Have it write `version`'s weights as the safetensors file `path`, of about `num_bytes`. It may be asked after
@@ -115,6 +116,8 @@ class LearnerClient:
         if isinstance(message, GradientsDone | Published | Saved | Consumed):
             self._outbox.note_consumed(message.consumed)
         if isinstance(message, GradientsDone):
+            if self._failure is not None:  # who asked for them has been told that the run is over
+                return
             if not self._gradients:
                 raise RunError(f"The learner tells of gradients of batch {message.batch}, which nobody has asked for.")
             future = self._gradients.popleft()  # the learner works in order
@@ -137,8 +140,14 @@ class LearnerClient:
                 future.exception()  # seen: nobody may be waiting for this one
         self._gradients.clear()
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing can be had of it any more, not even in a run that has failed."""
+        return self._lost
+
     def lose(self, error: Exception) -> None:
-        """Its process has ended: who waits for what it would still do in a failed run gets `error`, too."""
+        """Its process has ended, or can't be heard: who waits for what it does in a failed run gets `error`, too."""
+        self._lost = True
         self.fail(error)
         for future in (self._answer, self._saving):
             if future is not None and not future.done():

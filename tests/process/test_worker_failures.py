@@ -161,7 +161,7 @@ def test_request_whose_trajectory_is_released_gives_its_room_and_place_back(tmp_
             pid = run.workers.samplers[0].pid
             os.kill(pid, signal.SIGSTOP)  # so that the release comes before the request is served
             try:
-                future = ask(run, group=10**6, max_tokens=500)
+                future = ask(run, group=10**6, max_tokens=100)
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
                 number = max(run.samplers[0]._sent)
