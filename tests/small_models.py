@@ -98,16 +98,19 @@ def write_small_model(
     dtype: str = "float32",
     shards: int = 1,
     tie: bool = True,
+    corpus: Iterable[str] | None = None,
+    num_merged: int = NUM_MERGED,
     **config: Any,
 ) -> Path:
     """Make `directory` (new or empty) a model of `family` with random weights; returns its path.
 
     shards: files to spread the tensors over; more than one brings an index. config: keys of config.json in place of the
-    small ones here (`num_hidden_layers=3`, `rope_scaling={…}`, …).
+    small ones here (`num_hidden_layers=3`, `rope_scaling={…}`, …). corpus, num_merged: texts that the tokenizer learns
+    so many pieces from; with the few of its own, it takes nearly a token per character.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    ids = write_tokenizer(directory)
+    ids = write_tokenizer(directory, _CORPUS if corpus is None else corpus, num_merged)
     values = small_config(family, ids, tie=tie, dtype=dtype) | config
     write_json(directory / "config.json", values)
     generation = {
@@ -212,13 +215,13 @@ def write_tensors(directory: Path, tensors: dict[str, Tensor], shards: int = 1) 
     )
 
 
-def write_tokenizer(directory: Path, corpus: Iterable[str] = _CORPUS) -> dict[str, int]:
+def write_tokenizer(directory: Path, corpus: Iterable[str], num_merged: int) -> dict[str, int]:
     """tokenizer.json, tokenizer_config.json and chat_template.jinja; returns the id of each token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=256 + NUM_MERGED, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=256 + num_merged, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator(corpus, trainer)
     specials = [AddedToken(text, special=True, normalized=False) for text in (ENDOFTEXT, IM_START, IM_END)]

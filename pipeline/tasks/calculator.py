@@ -18,7 +18,7 @@ from pipeline.tasks.latency import parse_latency
 
 MAX_TURNS = 4  # a call, a second one or its correction, the answer, one to spare
 MAX_TURN_TOKENS = 96  # a call takes about 30, the answer about 10
-MAX_CONTEXT_TOKENS = 1024  # the tool's description and the examples take some 600
+MAX_CONTEXT_TOKENS = 1536  # the tool's description and the examples take some 600, with coarse tokenizers 1000
 TOOL_OUTPUT_TOKENS = 96  # a result of 77 digits at most, or a sentence
 
 NUM_TRAIN_ROWS = 4096

@@ -132,7 +132,7 @@ def test_the_registry_leads_to_the_environment_class():
     Calculator(**task.arguments)
     assert set(task.options) == {"latency"} and task.speaks == "text"
     defaults = task_defaults("calculator")
-    assert defaults["max_turn_tokens"] == 96 and defaults["max_context_tokens"] == 1024
+    assert defaults["max_turn_tokens"] == 96 and defaults["max_context_tokens"] == 1536
 
 
 def test_it_needs_a_model_with_a_chat_template():
