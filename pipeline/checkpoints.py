@@ -15,9 +15,9 @@ from typing import Protocol
 from pipeline.errors import ConfigError
 from pipeline.events import EventLog
 from pipeline.model_files import CONFIG
-from workers.checkpoint_files import SINGLE
 from workers.errors import CheckpointError
 from workers.model_config import ModelConfig, layout
+from workers.model_files.tensor_files import SINGLE
 
 FOLDER = "checkpoints"
 TEMPORARY = ".tmp-"  # how an unfinished checkpoint's name begins

@@ -13,11 +13,11 @@ from pathlib import Path
 from pipeline.checkpoints import run_checkpoint, sync_directory, write_files
 from pipeline.errors import ConfigError
 from pipeline.model_files import TOKENIZER_FILES, json_bytes, model_dtype, read_model_files
-from workers.checkpoint_files import INDEX, SINGLE, check_tensors
 from workers.disk_space import require_space
 from workers.errors import CheckpointError
-from workers.hf_config import read_model_config
-from workers.safetensors_header import DTYPE_BYTES, DTYPE_NAMES, TensorInfo
+from workers.model_files.config import read_model_config
+from workers.model_files.safetensors_header import DTYPE_BYTES, DTYPE_NAMES, TensorInfo
+from workers.model_files.tensor_files import INDEX, SINGLE, check_tensors
 
 SHARD_BYTES = 5 * 10**9  # as most published models are split
 _BYTES_OF = {name: DTYPE_BYTES[code] for code, name in DTYPE_NAMES.items()}
@@ -79,7 +79,7 @@ def _write_weights(directory: Path, shards: dict[str, dict[str, TensorInfo]], dt
     # Here and not at the top: it loads torch, which the command line, and every supervisor, does without.
     import torch
 
-    from workers.checkpoint_io import mapped_tensors, write_tensors
+    from workers.model_files.flat_weights import mapped_tensors, write_tensors
 
     for file, infos in shards.items():
         write_tensors(directory / file, dict(mapped_tensors(infos)), getattr(torch, dtype))

@@ -16,10 +16,10 @@ from pipeline.checkpoints import is_run_directory, weights_directory
 from pipeline.config_checks import shown
 from pipeline.errors import ConfigError, ConfigTypeError
 from shm.errors import HeadwayError
-from workers.checkpoint_files import check_tensors
-from workers.hf_config import read_model_config
 from workers.model_config import ModelConfig
-from workers.safetensors_header import DTYPE_NAMES
+from workers.model_files.config import read_model_config
+from workers.model_files.safetensors_header import DTYPE_NAMES
+from workers.model_files.tensor_files import check_tensors
 
 TINY_NAME = "tiny"
 TOOL_FORMATS = ("auto", "hermes", "llama3", "mistral", "smollm")

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError
-from workers.checkpoint_files import check_tensors
 from workers.errors import CheckpointError
-from workers.hf_config import read_model_config, to_hf_config
 from workers.model_config import ModelConfig
-from workers.safetensors_header import DTYPE_NAMES
+from workers.model_files.config import read_model_config, to_hf_config
+from workers.model_files.safetensors_header import DTYPE_NAMES
+from workers.model_files.tensor_files import check_tensors
 
 CONFIG = "config.json"
 # What transformers reads of a language model; a directory holds some of them.

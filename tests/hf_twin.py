@@ -9,9 +9,9 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
-from workers.hf_config import parse_model_config
-from workers.hf_names import hf_places
 from workers.model_config import ModelConfig, layout
+from workers.model_files.config import parse_model_config
+from workers.model_files.tensor_names import hf_places
 
 logging.set_verbosity_error()
 SMALL = {

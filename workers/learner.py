@@ -17,7 +17,6 @@ from shm.ledger import Activity, State
 from shm.queue import QueueConsumer
 from workers.attach import DTYPES, Attachments
 from workers.channel import WorkerChannel
-from workers.checkpoint_io import load_flat, save_weights
 from workers.errors import CheckpointError
 from workers.messages import (
     Consumed,
@@ -31,6 +30,7 @@ from workers.messages import (
     Saved,
 )
 from workers.model import init_flat
+from workers.model_files.flat_weights import load_flat, save_weights
 from workers.packing import TrainingRows
 from workers.serving import HEARTBEAT_SECONDS, ends_run, introduce, serve_run
 from workers.training import Trainee

@@ -15,9 +15,9 @@ from pipeline import checkpoints
 from pipeline.checkpoints import latest_checkpoint
 from pipeline.tasks import guess
 from tests.small_models import write_small_model
-from workers.checkpoint_io import load_flat
 from workers.errors import CheckpointError, WorkerDied
-from workers.hf_config import read_model_config
+from workers.model_files.config import read_model_config
+from workers.model_files.flat_weights import load_flat
 
 ROWS = guess.train_rows(0)
 

@@ -13,7 +13,7 @@ from pipeline.evaluation_run import EvaluationRun
 from pipeline.model_directory import open_model, open_tiny
 from pipeline.run_directory import make_run_dir
 from pipeline.tasks import calculator, guess
-from workers.checkpoint_io import load_flat
+from workers.model_files.flat_weights import load_flat
 
 ENTROPY = 0.01  # a gradient for a model whose rewards are all equal
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workers.errors import ModelConfigError
-from workers.hf_config import DEFAULTS, parse_model_config, to_hf_config
 from workers.model_config import ModelConfig, layout
+from workers.model_files.config import DEFAULTS, parse_model_config, to_hf_config
 from workers.rope_scaling import KINDS, frequencies
 
 NUMBERS = st.one_of(

@@ -14,12 +14,12 @@ from pipeline.checkpoints import latest_checkpoint, weights_directory
 from pipeline.errors import ConfigError
 from pipeline.model_files import own_model_files
 from tests.small_models import write_json, write_small_model
-from workers.checkpoint_files import INDEX, SINGLE
-from workers.checkpoint_io import load_flat, save_weights
 from workers.errors import CheckpointError
-from workers.hf_config import read_model_config
 from workers.model import init_flat
 from workers.model_config import TINY
+from workers.model_files.config import read_model_config
+from workers.model_files.flat_weights import load_flat, save_weights
+from workers.model_files.tensor_files import INDEX, SINGLE
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from workers.errors import ModelConfigError
-from workers.hf_config import DEFAULTS, parse_model_config, read_model_config, to_hf_config
 from workers.model_config import TINY, ModelConfig
+from workers.model_files.config import DEFAULTS, parse_model_config, read_model_config, to_hf_config
 from workers.rope_scaling import RopeScaling
 
 SMALL = {
@@ -286,7 +286,7 @@ def test_a_model_that_no_family_has_is_not_written():
 
 
 def test_reading_a_configuration_loads_no_torch():
-    code = "import sys, workers.hf_config; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    code = "import sys, workers.model_files.config; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 

@@ -24,7 +24,7 @@ WITHOUT_TORCH = [
     "shm.layout",
     "shm.ledger",
     "shm.queue",
-    "workers.checkpoint_files",
+    "workers.model_files.tensor_files",
     "workers.devices",
     "workers.message_codec",
     "workers.messages",

@@ -11,9 +11,9 @@ from small_models import FAMILIES, NUM_PADDED, write_json, write_small_model
 import pipeline as rl
 from pipeline.model_directory import open_model
 from pipeline.tasks import guess
-from workers.checkpoint_io import save_weights
 from workers.model import init_flat
 from workers.model_config import TINY
+from workers.model_files.flat_weights import save_weights
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import load_file
 
 from tests.small_models import write_json, write_small_model, write_tensors
-from workers.checkpoint_files import SINGLE
-from workers.checkpoint_io import load_flat
 from workers.errors import CheckpointError
-from workers.hf_config import read_model_config
 from workers.model import bind_weights
+from workers.model_files.config import read_model_config
+from workers.model_files.flat_weights import load_flat
+from workers.model_files.tensor_files import SINGLE
 
 CASE = Path(__file__).parent.parent / "data" / "cases" / "HR20" / "variants.json"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"

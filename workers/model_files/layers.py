@@ -1,6 +1,6 @@
 """Which layers of a config.json see only a window, and which do not rotate: each model type has rules of its own."""
 
-from workers.hf_keys import ConfigFile
+from workers.model_files.json_keys import ConfigFile
 
 
 def nope_layers_of(keys: ConfigFile, num_layers: int) -> tuple[int, ...]:

@@ -14,12 +14,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from workers.checkpoint_files import check_tensors
 from workers.disk_space import no_space, require_space
 from workers.errors import CheckpointError
-from workers.hf_names import hf_places
 from workers.model_config import ModelConfig, layout
-from workers.safetensors_header import TensorInfo
+from workers.model_files.safetensors_header import TensorInfo
+from workers.model_files.tensor_files import check_tensors
+from workers.model_files.tensor_names import hf_places
 
 PIECE_BYTES = 1 << 26  # written at once: what is converted, or copied from a GPU, at a time
 SYNC_BYTES = 1 << 30  # written between two syncs, so that the last one is no long silence

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from workers.errors import ModelConfigError
-from workers.hf_keys import ConfigFile
-from workers.hf_layers import layer_windows_of, nope_layers_of
-from workers.hf_rope import read_rope, rope_keys
 from workers.model_config import MAX_LAYERS, ModelConfig
+from workers.model_files.json_keys import ConfigFile
+from workers.model_files.layers import layer_windows_of, nope_layers_of
+from workers.model_files.rope import read_rope, rope_keys
 
 _MAX_BYTES = 4 << 20  # the largest config.json of a published model has some 100 KB
 

@@ -7,7 +7,7 @@ which holds theta as well.
 from typing import Any
 
 from workers.errors import ModelConfigError
-from workers.hf_keys import ConfigFile
+from workers.model_files.json_keys import ConfigFile
 from workers.rope_scaling import KINDS, RopeScaling, yarn_attention_factor
 
 _YARN = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")

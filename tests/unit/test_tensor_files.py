@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file
 
 from tests.small_models import write_small_model, write_tensors
-from workers.checkpoint_files import INDEX, SINGLE, check_tensors, find_tensors
 from workers.errors import CheckpointError
-from workers.hf_names import hf_places
 from workers.model_config import ModelConfig, layout
+from workers.model_files.tensor_files import INDEX, SINGLE, check_tensors, find_tensors
+from workers.model_files.tensor_names import hf_places
 
 CASES = Path(__file__).parent.parent / "data" / "cases"
 NORM = "model.layers.1.input_layernorm.weight"

@@ -10,12 +10,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from tests.small_models import write_small_model
-from workers import checkpoint_io
-from workers.checkpoint_files import SINGLE
-from workers.checkpoint_io import load_flat, save_weights
 from workers.errors import CheckpointError
 from workers.model import bind_weights, init_flat
 from workers.model_config import ModelConfig
+from workers.model_files import flat_weights
+from workers.model_files.flat_weights import load_flat, save_weights
+from workers.model_files.tensor_files import SINGLE
 
 CONFIG = ModelConfig(
     vocab_size=312,
@@ -82,8 +82,8 @@ def test_what_is_saved_is_loaded_again(tmp_path, dtype, tie):
 
 def test_pieces_of_a_tensor_make_it_whole(tmp_path, monkeypatch):
     flat = init_flat(CONFIG, seed=1)
-    monkeypatch.setattr(checkpoint_io, "PIECE_BYTES", 1000)
-    monkeypatch.setattr(checkpoint_io, "SYNC_BYTES", 5000)
+    monkeypatch.setattr(flat_weights, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(flat_weights, "SYNC_BYTES", 5000)
     beats = []
     save_weights(tmp_path / SINGLE, flat, CONFIG, torch.bfloat16, beat=lambda: beats.append(1))
     assert torch.equal(load_flat(tmp_path, CONFIG), flat.bfloat16().float())

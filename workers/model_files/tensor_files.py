@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from workers.errors import CheckpointError
-from workers.hf_names import EMBEDDING, HEAD, hf_places
 from workers.model_config import ModelConfig
-from workers.safetensors_header import DTYPE_BYTES, TensorInfo, read_header, refuse_duplicates
+from workers.model_files.safetensors_header import DTYPE_BYTES, TensorInfo, read_header, refuse_duplicates
+from workers.model_files.tensor_names import EMBEDDING, HEAD, hf_places
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_LISTED = 20  # names in one sentence
