@@ -11,7 +11,7 @@ def start() -> int:
     """The exit code of `headway run` with this script's arguments."""
     # Here and not at the top: Ctrl-C while modules load, or a package that is missing, must not end in a stack trace.
     try:
-        from pipeline.cli import main
+        from pipeline.commands.cli import main
     except KeyboardInterrupt:
         return 130
     except ModuleNotFoundError as error:

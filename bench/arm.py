@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 from bench.measures import check_audit
-from pipeline.evaluator import Evaluation, Evaluator
-from pipeline.launch import make_supervisor, make_trainer, train_rows
-from pipeline.progress import step_line
-from pipeline.run_config import RunConfig
+from pipeline.commands.launch import make_supervisor, make_trainer, train_rows
+from pipeline.commands.progress import step_line
+from pipeline.commands.run_config import RunConfig
+from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.tasks import TASKS
 
 TASK = "guess"
@@ -36,7 +36,7 @@ def evaluator_of(games: int) -> Evaluator | None:
 
 
 async def train(config: RunConfig, evaluator: Evaluator | None) -> Evaluation | None:
-    """`pipeline.launch.run`, with an evaluation of the final version."""
+    """`pipeline.commands.launch.run`, with an evaluation of the final version."""
     with make_supervisor(config) as model:
         trainer = make_trainer(model, config, evaluator)
         began = shown = 0.0  # the first step is shown at once, and speeds count from its end

@@ -38,8 +38,8 @@ from bench.ideal import Work, ideal, ideal_speed
 from bench.measures import read_run
 from bench.report import MODES as ARMS
 from bench.report import Arm, Pair, pair_json, pair_table, summary, summary_text
-from pipeline.make_run_config import build
-from pipeline.run_config import MODES, RunConfig, task_defaults
+from pipeline.commands.make_run_config import build
+from pipeline.commands.run_config import MODES, RunConfig, task_defaults
 
 
 @dataclass(frozen=True, slots=True)

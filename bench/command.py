@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pipeline.command_line import read_arguments
+from pipeline.commands.arguments import read_arguments
+from pipeline.commands.make_run_config import as_written, convert
+from pipeline.commands.options import OPTIONS, Option
+from pipeline.commands.run_config import RunConfig
 from pipeline.config_json import installed_version
 from pipeline.errors import ConfigError
-from pipeline.make_run_config import as_written, convert
-from pipeline.options import OPTIONS, Option
-from pipeline.run_config import RunConfig
 from pipeline.run_directory import check_run_dir
 from pipeline.version import VERSION
 from shm.errors import HeadwayError

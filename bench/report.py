@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bench.measures import LAST_STEPS, Measures
-from pipeline.evaluator import Evaluation
+from pipeline.evaluation.evaluator import Evaluation
 
 MODES = ("sync", "async")
 

@@ -29,9 +29,9 @@ from bench.command import BenchCommand, result_head, run_root
 from bench.ideal import steady_speed
 from bench.measures import LAST_STEPS, read_lines, segment_ages
 from bench.staleness_report import StalenessArm, arms_json, caption, markdown_table, summary
-from pipeline.evaluator import Evaluation
-from pipeline.make_run_config import build
-from pipeline.run_config import RunConfig, task_defaults
+from pipeline.commands.make_run_config import build
+from pipeline.commands.run_config import RunConfig, task_defaults
+from pipeline.evaluation.evaluator import Evaluation
 
 BOUNDS = (0, 1, 2, 4)
 

@@ -25,9 +25,9 @@ import numpy as np
 from bench.command import BenchCommand, result_head, run_root
 from bench.errors import BenchError
 from bench.measures import check_audit
-from pipeline.launch import make_supervisor, make_trainer, train_rows
-from pipeline.make_run_config import build
-from pipeline.run_config import MODES, RunConfig, task_defaults
+from pipeline.commands.launch import make_supervisor, make_trainer, train_rows
+from pipeline.commands.make_run_config import build
+from pipeline.commands.run_config import MODES, RunConfig, task_defaults
 from pipeline.supervisor import Supervisor
 from pipeline.version import VERSION
 

@@ -12,9 +12,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.staleness_report import docs_section  # noqa: E402
-from pipeline.eval_config import eval_table  # noqa: E402
+from pipeline.commands.eval_config import eval_table  # noqa: E402
+from pipeline.commands.options import options_table  # noqa: E402
 from pipeline.metrics import metrics_table  # noqa: E402
-from pipeline.options import options_table  # noqa: E402
 
 FOLDERS = {
     "pipeline": "What users import: config, environments, the schedule, the trainer, the command line. Knows no CUDA.",

@@ -21,7 +21,7 @@ from pipeline.config import (
 )
 from pipeline.env import Env, ToolCall, TrajectoryView, Turn, TurnResult, tool
 from pipeline.errors import ConfigError, ConfigTypeError, InfrastructureError, RunError, TrajectoryError
-from pipeline.evaluator import Evaluation, Evaluator
+from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.losses import CISPO, GSPO, PPO, CustomLoss, DecoupledPPO, ImportanceSampling, PolicyGradient
 from pipeline.rollout_engine import RolloutEngine
 from pipeline.supervisor import Supervisor

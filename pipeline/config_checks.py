@@ -4,6 +4,7 @@ The pattern: a flag that is no bool or a value of the wrong class is a ConfigTyp
 wrong type or range, an unknown name or a refused combination is a ConfigError (a ValueError). A bool is no number here.
 """
 
+import difflib
 import functools
 import inspect
 import math
@@ -13,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import field, fields
 from typing import Any
 
-from pipeline.command_line import suggestion
 from pipeline.errors import ConfigError, ConfigTypeError
 
 
@@ -156,3 +156,9 @@ def label(owner: object, name: str) -> str:
 
 def quoted(names: Sequence[Any]) -> str:
     return ", ".join(f'"{name}"' for name in names)
+
+
+def suggestion(word: str, choices: Iterable[str]) -> str:
+    """ " Did you mean X?" for the nearest choice, or nothing if none is near."""
+    near = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
+    return f" Did you mean {near[0]}?" if near else ""

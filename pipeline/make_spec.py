@@ -3,13 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
-from pipeline.activation_memory import MAX_MICRO_BATCH_TOKENS, MAX_SAMPLER_BATCH_TOKENS
 from pipeline.config import Budget
 from pipeline.errors import ConfigError
-from pipeline.evaluator import evaluation_concurrency
-from pipeline.fit_memory import fit_kv_cache, fit_passes
+from pipeline.evaluation.evaluator import evaluation_concurrency
 from pipeline.losses import loss_record
-from pipeline.memory_estimate import refuse_too_large, run_parts
+from pipeline.memory.activations import MAX_MICRO_BATCH_TOKENS, MAX_SAMPLER_BATCH_TOKENS
+from pipeline.memory.estimate import refuse_too_large, run_parts
+from pipeline.memory.fit import fit_kv_cache, fit_passes
 from pipeline.run_spec import RunSpec
 from pipeline.schedule import ScheduleRules
 from pipeline.supervisor import Supervisor

@@ -15,7 +15,7 @@ from pipeline.config_checks import check_choice, check_class, check_flag, check_
 from pipeline.environments.source import EnvSource
 from pipeline.errors import ConfigError, ConfigTypeError, RunError
 from pipeline.events import EventLog
-from pipeline.memory_estimate import HOST
+from pipeline.memory.estimate import HOST
 from pipeline.model_directory import TINY_NAME, TOOL_FORMATS, ModelSource, open_model, open_tiny
 from pipeline.run_spec import RunSpec
 from pipeline.tasks import TASKS

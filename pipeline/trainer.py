@@ -16,7 +16,7 @@ from pipeline.config_checks import is_plain_function, refuse_unknown, shown, war
 from pipeline.config_json import config_json
 from pipeline.dataset import check_rows, without_holdout
 from pipeline.errors import ConfigError, ConfigTypeError
-from pipeline.evaluator import Evaluation, Evaluator
+from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.events import EventLog
 from pipeline.json_lines import JsonLines
 from pipeline.losses import Loss

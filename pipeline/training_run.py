@@ -11,8 +11,8 @@ from typing import Any
 from pipeline.active_run import ActiveRun
 from pipeline.checkpoints import Checkpoints
 from pipeline.config_checks import warn
-from pipeline.evaluations import Evaluations
-from pipeline.evaluator import Evaluation, Evaluator
+from pipeline.evaluation.evaluations import Evaluations
+from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.events import EventLog
 from pipeline.json_lines import JsonLines
 from pipeline.opening import unless_stopped

@@ -104,7 +104,7 @@ def wait_until_gone(processes, seconds: float) -> None:
 
 def audit(run_dir: Path) -> subprocess.CompletedProcess:
     """`headway audit RUN_DIR`."""
-    code = "import sys; from pipeline.cli import main; sys.exit(main())"
+    code = "import sys; from pipeline.commands.cli import main; sys.exit(main())"
     return subprocess.run(
         [sys.executable, "-c", code, "audit", str(run_dir)], cwd=ROOT, capture_output=True, text=True, timeout=60
     )

@@ -110,7 +110,7 @@ def test_run_directory_that_holds_a_run(call):
 def test_audit_of_a_directory_without_a_run(call):
     headway = call.here / "headway.py"
     headway.write_text(
-        f"import sys; sys.path.insert(0, {str(RUN.parent)!r})\nfrom pipeline.cli import main; sys.exit(main())"
+        f"import sys; sys.path.insert(0, {str(RUN.parent)!r})\nfrom pipeline.commands.cli import main; sys.exit(main())"
     )
     assert_refused(call("audit", "nosuch", script=headway), "holds no events.jsonl")
     assert_refused(call("audit", script=headway), "headway audit RUN_DIR")

@@ -7,7 +7,7 @@ import sys
 import pytest
 from run_py import ROOT, RunPy, wait_until_gone
 
-HEADWAY = "import sys; sys.path.insert(0, sys.argv.pop(1)); from pipeline.cli import main; sys.exit(main())"
+HEADWAY = "import sys; sys.path.insert(0, sys.argv.pop(1)); from pipeline.commands.cli import main; sys.exit(main())"
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,9 @@ def test_a_runs_checkpoint_is_measured_in_one_line(run_dir):
 
 def test_ctrl_c_ends_it_in_order(run_dir):
     script = run_dir.parent / "headway.py"
-    script.write_text(f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom pipeline.cli import main; sys.exit(main())")
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom pipeline.commands.cli import main; sys.exit(main())"
+    )
     slow = ("--tool-latency", "fixed:60000")  # no trajectory ends before the signal
     measuring = RunPy(
         run_dir.parent / "stopped",

@@ -6,7 +6,7 @@ from statistics import mean
 import pytest
 from run_py import ROOT, RunPy, audit
 
-from pipeline.run_config import task_defaults
+from pipeline.commands.run_config import task_defaults
 
 RUN_SECONDS = 380.0  # bound on a run, for a busy machine; no result depends on it
 

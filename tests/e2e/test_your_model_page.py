@@ -34,7 +34,7 @@ def checkout(tmp_path_factory):
         (directory / name).symlink_to(ROOT / name)
     (directory / "bin").mkdir()
     headway = directory / "bin" / "headway"  # what the installed console script does, for this checkout
-    headway.write_text(f"#!{sys.executable}\nimport sys\nfrom pipeline.cli import main\nsys.exit(main())\n")
+    headway.write_text(f"#!{sys.executable}\nimport sys\nfrom pipeline.commands.cli import main\nsys.exit(main())\n")
     headway.chmod(0o755)
     texts = [calculator.SYSTEM, *(message["content"] for message in calculator.EXAMPLES)]
     texts += [row["question"] for row in calculator.train_rows(0)[:200]]

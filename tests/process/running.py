@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 import pipeline as rl
-from pipeline import cli
+from pipeline.commands import cli
 from pipeline.metrics import METRICS, metric_of
 from pipeline.run_workers import MODULES
 from pipeline.tasks import guess

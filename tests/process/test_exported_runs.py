@@ -5,7 +5,7 @@ import torch
 from running import make_trainer
 
 import pipeline as rl
-from pipeline import cli
+from pipeline.commands import cli
 from pipeline.tasks import guess
 from tests.model_logits import our_logits
 from tests.small_models import IM_END, write_small_model

@@ -9,7 +9,7 @@ from running import audit, events_of, make_trainer, published_weights
 from small_models import FAMILIES, write_small_model
 
 import pipeline as rl
-from pipeline.evaluation_run import EvaluationRun
+from pipeline.evaluation.without_training import EvaluationRun
 from pipeline.model_directory import open_model, open_tiny
 from pipeline.run_directory import make_run_dir
 from pipeline.tasks import calculator, guess

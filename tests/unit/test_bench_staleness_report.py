@@ -4,8 +4,8 @@ import pytest
 
 from bench.staleness import BOUNDS, COMMAND, Plan, arms_of, config_of
 from bench.staleness_report import StalenessArm, caption, docs_section, markdown_table, summary
+from pipeline.commands.make_run_config import parse as parse_run
 from pipeline.errors import ConfigError
-from pipeline.make_run_config import parse as parse_run
 
 
 def arm(seed, bound, speed, reward):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.command_line import read_arguments
-from pipeline.options import LATER, OPTIONS
+from pipeline.commands.arguments import read_arguments
+from pipeline.commands.options import LATER, OPTIONS
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -7,8 +7,8 @@ import pytest
 
 import pipeline as rl
 from pipeline.dataset import without_holdout
-from pipeline.evaluations import summarize
-from pipeline.evaluator import evaluation_concurrency
+from pipeline.evaluation.evaluations import summarize
+from pipeline.evaluation.evaluator import evaluation_concurrency
 from pipeline.trajectory import Span, Trajectory
 from tests import vectors
 

@@ -15,9 +15,9 @@ ALL_FILES = FILES + sorted(path for folder in ("bench", "tests") for path in (RO
 WITHOUT_TORCH = [
     "pipeline",
     "pipeline.chat.model_chat",
-    "pipeline.cli",
+    "pipeline.commands.cli",
     "pipeline.environments.process",
-    "pipeline.launch",
+    "pipeline.commands.launch",
     "shm.block",
     "shm.errors",
     "shm.gate",

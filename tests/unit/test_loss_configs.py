@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import pipeline as rl
+from pipeline.commands.launch import make_supervisor, make_trainer
+from pipeline.commands.make_run_config import parse
+from pipeline.commands.run_config import ADVANTAGES
 from pipeline.config_checks import ConfigWarning
-from pipeline.launch import make_supervisor, make_trainer
 from pipeline.losses import LOSSES, loss_record
-from pipeline.make_run_config import parse
-from pipeline.run_config import ADVANTAGES
 from pipeline.trainer_config import EngineConfig, TrainerConfig
 from workers.losses import LOSSES as LEARNERS
 from workers.losses import build_loss

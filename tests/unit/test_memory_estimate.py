@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import pipeline as rl
-from pipeline.activation_memory import (
+from pipeline.memory.activations import (
     CPU_BUDGET_BYTES,
     MAX_MICRO_BATCH_TOKENS,
     PassCost,
@@ -14,8 +14,7 @@ from pipeline.activation_memory import (
     sampler_batch_tokens,
     sampler_cost,
 )
-from pipeline.fit_memory import fit_kv_cache, fit_passes
-from pipeline.memory_estimate import (
+from pipeline.memory.estimate import (
     CUDA_CONTEXT_BYTES,
     GIB,
     SUPERVISOR_BYTES,
@@ -28,6 +27,7 @@ from pipeline.memory_estimate import (
     sampler_pass_cost,
     totals,
 )
+from pipeline.memory.fit import fit_kv_cache, fit_passes
 from pipeline.run_spec import RunSpec
 from workers.device_memory import DeviceMemory
 from workers.model_config import TINY, ModelConfig, layout

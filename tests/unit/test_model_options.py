@@ -5,9 +5,9 @@ import shutil
 import pytest
 from small_models import write_small_model
 
+from pipeline.commands.launch import make_supervisor
+from pipeline.commands.make_run_config import parse
 from pipeline.errors import ConfigError
-from pipeline.launch import make_supervisor
-from pipeline.make_run_config import parse
 
 
 @pytest.fixture(scope="module")

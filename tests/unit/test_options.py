@@ -7,13 +7,13 @@ import time
 
 import pytest
 
+from pipeline.commands.launch import make_evaluator
+from pipeline.commands.make_run_config import parse
+from pipeline.commands.options import OPTIONS, help_text, options_table
+from pipeline.commands.run_config import COMMON, MODES, RECIPES, task_defaults
 from pipeline.config import Budget, ForwardBackwardBatch, GroupCompletion, KVCache, Sampling, Schedule
 from pipeline.config_json import plain
 from pipeline.errors import ConfigError
-from pipeline.launch import make_evaluator
-from pipeline.make_run_config import parse
-from pipeline.options import OPTIONS, help_text, options_table
-from pipeline.run_config import COMMON, MODES, RECIPES, task_defaults
 from pipeline.run_directory import make_default_run_dir, make_run_dir
 from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig

@@ -4,8 +4,8 @@ import io
 
 from rich.console import Console
 
-from pipeline.evaluator import Evaluation
-from pipeline.progress import PLAIN_SECONDS, WAIT_SECONDS, Progress, step_line
+from pipeline.commands.progress import PLAIN_SECONDS, WAIT_SECONDS, Progress, step_line
+from pipeline.evaluation.evaluator import Evaluation
 
 METRICS = {
     "reward/mean": 0.25,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.make_run_config import parse
+from pipeline.commands.make_run_config import parse
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
 CONSTANTS = {"sync": {"max_staleness": 0, "concurrency": 64}, "async": {"max_staleness": 2, "concurrency": 192}}

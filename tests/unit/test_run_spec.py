@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 import pipeline as rl
-from pipeline import fit_memory
 from pipeline.make_spec import make_spec
+from pipeline.memory import fit
 from pipeline.run_blocks import RunBlocks
 from pipeline.tasks import guess
 from workers.model_config import TINY, ModelConfig
@@ -67,9 +67,7 @@ def test_context_beyond_the_positions_is_refused():
 def test_context_beyond_the_kv_cache_is_refused_and_the_default_is_cut_to_it(monkeypatch):
     chat = rl.Supervisor(device="cpu").chat
     config = replace(TINY, vocab_size=chat.vocab_size, max_positions=4096)
-    monkeypatch.setattr(
-        fit_memory, "CPU_KV_BYTES", 2000 * 2 * config.num_layers * config.num_kv_heads * config.head_dim * 4
-    )
+    monkeypatch.setattr(fit, "CPU_KV_BYTES", 2000 * 2 * config.num_layers * config.num_kv_heads * config.head_dim * 4)
     model = rl.Supervisor(device="cpu", model_config=config)
     assert spec(model).max_context_tokens == spec(model).kv_tokens == 2000
     with pytest.raises(rl.ConfigError, match="room for 2000 tokens; use at most 2000"):

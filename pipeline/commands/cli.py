@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline import audit
-from pipeline.command_line import suggestion
+from pipeline.commands.eval_config import eval_help
+from pipeline.commands.export import export
+from pipeline.commands.make_eval_config import parse_eval
+from pipeline.commands.make_run_config import parse
+from pipeline.commands.options import help_text
+from pipeline.commands.run_config import RunConfig
+from pipeline.config_checks import suggestion
 from pipeline.errors import ConfigError
-from pipeline.eval_config import eval_help
-from pipeline.export import export
-from pipeline.make_eval_config import parse_eval
-from pipeline.make_run_config import parse
-from pipeline.options import help_text
-from pipeline.run_config import RunConfig
 from pipeline.version import VERSION
 from shm.errors import HeadwayError
 
@@ -104,14 +104,14 @@ def _eval(options: list[str]) -> int:
         print(eval_help())
         return 0
     config = parse_eval(options)
-    from pipeline.evaluate import evaluate  # here for the same reason as in `_launch`
+    from pipeline.commands.evaluate import evaluate  # here for the same reason as in `_launch`
 
     return evaluate(config)
 
 
 def _launch(config: RunConfig) -> int:
     # Here and not at the top: the supervisor's side takes long to load, and bad options are answered at once.
-    from pipeline.launch import run
+    from pipeline.commands.launch import run
 
     return run(config)
 

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoints import checkpoint_version, is_run_directory
-from pipeline.command_line import Given, read_arguments, suggestion
+from pipeline.commands.arguments import Given, read_arguments
+from pipeline.commands.eval_config import EVAL_EXPOSED, EVAL_LATER, EVAL_OPTIONS, OF_A_RUN, EvalConfig
+from pipeline.commands.make_run_config import as_written, convert
+from pipeline.commands.options import OPTIONS
+from pipeline.commands.task_choice import default_task
 from pipeline.config import Budget, Sampling, Schedule
+from pipeline.config_checks import suggestion
 from pipeline.errors import ConfigError
-from pipeline.eval_config import EVAL_EXPOSED, EVAL_LATER, EVAL_OPTIONS, OF_A_RUN, EvalConfig
-from pipeline.make_run_config import as_written, convert
 from pipeline.model_directory import TINY_NAME, find_weights, has_tokenizer
-from pipeline.options import OPTIONS
 from pipeline.run_directory import check_run_dir
-from pipeline.task_choice import default_task
 from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig
 from shm.errors import HeadwayError

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from pipeline.evaluator import Evaluation
+from pipeline.evaluation.evaluator import Evaluation
 
 WAIT_SECONDS = 10.0  # without a plain line, after which one tells whom the trainer waits for
 PLAIN_SECONDS = 2.0  # least time between two plain lines; the first and the last step always have one

@@ -6,13 +6,13 @@ Pure: the memory that is there comes in as numbers.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pipeline.activation_memory import (
+from pipeline.memory.activations import (
     CPU_BUDGET_BYTES,
     CUDA_BUDGET_SHARE,
     micro_batch_tokens,
     sampler_batch_tokens,
 )
-from pipeline.memory_estimate import (
+from pipeline.memory.estimate import (
     GIB,
     HOST,
     WINDOW_SHARE,

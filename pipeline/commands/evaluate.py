@@ -7,16 +7,16 @@ import time
 import warnings
 from pathlib import Path
 
+from pipeline.commands.eval_config import EvalConfig
+from pipeline.commands.launch import EXIT_CODES, Signals
+from pipeline.commands.task_choice import parse_template_options
 from pipeline.config_checks import ConfigWarning
-from pipeline.eval_config import EvalConfig
-from pipeline.evaluation_run import EvaluationRun
-from pipeline.evaluator import Evaluation, Evaluator
-from pipeline.launch import EXIT_CODES, Signals
+from pipeline.evaluation.evaluator import Evaluation, Evaluator
+from pipeline.evaluation.without_training import EvaluationRun
 from pipeline.model_directory import TINY_NAME
 from pipeline.rollout_engine import RolloutEngine
 from pipeline.run_directory import make_default_run_dir, make_run_dir
 from pipeline.supervisor import Supervisor
-from pipeline.task_choice import parse_template_options
 from pipeline.tasks import TASKS
 
 REPORT_SECONDS = 10.0

@@ -7,6 +7,7 @@ from dataclasses import MISSING, Field, dataclass, fields
 from types import NoneType
 from typing import Any, get_args
 
+from pipeline.commands.run_config import COMMON, LOSSES_BY_NAME, MODES, RunConfig, task_defaults
 from pipeline.config import (
     Adam,
     Budget,
@@ -19,7 +20,6 @@ from pipeline.config import (
     Truncation,
 )
 from pipeline.losses import CISPO, LOSSES, PPO, CustomLoss, DecoupledPPO
-from pipeline.run_config import COMMON, LOSSES_BY_NAME, MODES, RunConfig, task_defaults
 from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig, TrainerConfig
 

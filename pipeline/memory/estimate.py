@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from pipeline.activation_memory import PassCost, learner_cost, sampler_cost
 from pipeline.errors import ConfigError
+from pipeline.memory.activations import PassCost, learner_cost, sampler_cost
 from pipeline.run_blocks import BATCH_QUEUE_BYTES, REQUEST_QUEUE_BYTES, reply_queue_bytes
 from pipeline.run_spec import RunSpec
 from shm.layout import ELEMENT_BYTES

@@ -1,11 +1,11 @@
 """Reading options: `--name value` pairs and flat TOML files, as names and raw values with where each stood."""
 
-import difflib
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pipeline.config_checks import suggestion
 from pipeline.errors import ConfigError
 
 
@@ -71,9 +71,3 @@ def read_toml(path: Path, known: Sequence[str], later: Mapping[str, str]) -> dic
         if name not in known:
             raise ConfigError(f"{name} in {path} is no option.{suggestion(name, known)} --help lists all.")
     return {name: Given(value, f"{name} (in {path})", typed=True) for name, value in table.items()}
-
-
-def suggestion(word: str, choices: Iterable[str]) -> str:
-    """ " Did you mean X?" for the nearest choice, or nothing if none is near."""
-    near = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
-    return f" Did you mean {near[0]}?" if near else ""

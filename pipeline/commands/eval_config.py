@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.commands.options import Option, kind_of, option_table, text_of
+from pipeline.commands.task_choice import check_eval_rows, check_task
 from pipeline.config import Budget, Sampling, Schedule
 from pipeline.config_checks import check_choice, check_class, check_integer, check_number, option, required
 from pipeline.config_json import config_json
 from pipeline.model_directory import TINY_NAME, TOOL_FORMATS
-from pipeline.options import Option, kind_of, option_table, text_of
-from pipeline.task_choice import check_eval_rows, check_task
 from pipeline.trainer_config import EngineConfig
 from shm.layout import ELEMENT_BYTES
 

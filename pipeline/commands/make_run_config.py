@@ -11,7 +11,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from pipeline.command_line import Given, read_arguments, read_toml, suggestion
+from pipeline.commands.arguments import Given, read_arguments, read_toml
+from pipeline.commands.options import EXPOSED, LATER, OPTIONS, Option
+from pipeline.commands.run_config import MODES, RunConfig, advantage_named, loss_named, task_defaults
+from pipeline.commands.task_choice import default_task
 from pipeline.config import (
     Adam,
     Budget,
@@ -23,13 +26,11 @@ from pipeline.config import (
     Schedule,
     Truncation,
 )
+from pipeline.config_checks import suggestion
 from pipeline.errors import ConfigError
 from pipeline.losses import LOSSES, CustomLoss, Loss
 from pipeline.model_directory import TINY_NAME, find_model, find_weights, has_tokenizer
-from pipeline.options import EXPOSED, LATER, OPTIONS, Option
-from pipeline.run_config import MODES, RunConfig, advantage_named, loss_named, task_defaults
 from pipeline.run_directory import check_run_dir
-from pipeline.task_choice import default_task
 from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig, TrainerConfig
 from shm.errors import HeadwayError

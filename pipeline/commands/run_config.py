@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.advantages import Batchwise, GroupCentered
+from pipeline.commands.task_choice import check_eval_rows, check_task
 from pipeline.config_checks import check_choice, check_class, check_integer, check_number, option, required
 from pipeline.config_json import config_json
 from pipeline.errors import ConfigError
 from pipeline.losses import CISPO, GSPO, PPO, CustomLoss, DecoupledPPO, ImportanceSampling, Loss, PolicyGradient
 from pipeline.model_directory import TINY_NAME, TOOL_FORMATS
-from pipeline.task_choice import check_eval_rows, check_task
 from pipeline.tasks import TASKS
 from pipeline.trainer_config import TrainerConfig
 from shm.layout import ELEMENT_BYTES

@@ -16,7 +16,7 @@ import numpy as np
 from pipeline.active_run import ActiveRun
 from pipeline.chat.format import ChatFormat
 from pipeline.errors import RunError, TrajectoryError
-from pipeline.evaluator import Evaluation, Evaluator, evaluation_concurrency
+from pipeline.evaluation.evaluator import Evaluation, Evaluator, evaluation_concurrency
 from pipeline.json_lines import JsonLines
 from pipeline.rollout_log import RolloutLog
 from pipeline.rollouts import GroupFailed, Rollouts

@@ -6,14 +6,14 @@ import warnings
 from contextlib import aclosing
 from typing import Protocol
 
+from pipeline.commands.progress import Progress
+from pipeline.commands.run_config import RunConfig
+from pipeline.commands.task_choice import parse_template_options
 from pipeline.config_checks import ConfigWarning
-from pipeline.evaluator import Evaluator
+from pipeline.evaluation.evaluator import Evaluator
 from pipeline.model_directory import TINY_NAME
-from pipeline.progress import Progress
 from pipeline.rollout_engine import RolloutEngine
-from pipeline.run_config import RunConfig
 from pipeline.supervisor import Supervisor
-from pipeline.task_choice import parse_template_options
 from pipeline.tasks import TASKS
 from pipeline.trainer import AsyncTrainer
 

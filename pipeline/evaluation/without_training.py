@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pipeline.evaluations import Evaluations
-from pipeline.evaluator import Evaluation, Evaluator
+from pipeline.evaluation.evaluations import Evaluations
+from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.events import EventLog
 from pipeline.json_lines import JsonLines
 from pipeline.make_spec import make_evaluation_spec
