@@ -1,6 +1,7 @@
 """Imports run one way, run.py -> pipeline -> workers -> shm; and what must be light loads no torch."""
 
 import ast
+import configparser
 import subprocess
 import sys
 from pathlib import Path
@@ -79,3 +80,16 @@ def test_module_loads_without_torch(module):
 def test_files_are_short():
     lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in ALL_FILES}
     assert {name: length for name, length in lengths.items() if length > 400} == {}
+
+
+def test_every_package_is_installed():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg", encoding="utf-8")
+    packages = {".".join(path.parent.relative_to(ROOT).parts) for path in FILES[1:]}
+    assert set(setup["options"]["packages"].split()) == packages
+
+
+def test_no_two_test_files_have_one_name():
+    # pytest imports them by their bare name, and refuses to collect the second.
+    names = [path.name for path in ALL_FILES if path.is_relative_to(ROOT / "tests")]
+    assert sorted(names) == sorted(set(names))
