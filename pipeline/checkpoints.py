@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from pipeline.beside_weights import CONFIG
 from pipeline.errors import ConfigError
 from pipeline.events import EventLog
-from pipeline.model_files import CONFIG
 from workers.errors import CheckpointError
 from workers.model_config import ModelConfig, layout
 from workers.model_files.tensor_files import SINGLE
@@ -45,7 +45,7 @@ class SavesWeights(Protocol):
 
 
 class Checkpoints:
-    """Of one run. files: what a checkpoint holds beside the weights (`pipeline/model_files.py`)."""
+    """Of one run. files: what a checkpoint holds beside the weights (`pipeline/beside_weights.py`)."""
 
     def __init__(self, run_dir: Path, files: Mapping[str, bytes], events: EventLog) -> None:
         self.latest: Path | None = None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.advantages import Batchwise, GroupCentered
+from pipeline.beside_weights import own_model_files, read_model_files
 from pipeline.checkpoints import Checkpoints, require_room
 from pipeline.config import Adam, ForwardBackwardBatch, GroupCompletion, Truncation
 from pipeline.config_checks import is_plain_function, refuse_unknown, shown, warn
@@ -22,7 +23,6 @@ from pipeline.json_lines import JsonLines
 from pipeline.losses import Loss
 from pipeline.make_spec import make_rules, make_spec
 from pipeline.model_directory import ModelSource
-from pipeline.model_files import own_model_files, read_model_files
 from pipeline.rollout_engine import RolloutEngine
 from pipeline.run_directory import make_default_run_dir, make_run_dir
 from pipeline.run_spec import RunSpec

@@ -10,9 +10,9 @@ import os
 import shutil
 from pathlib import Path
 
+from pipeline.beside_weights import TOKENIZER_FILES, json_bytes, model_dtype, read_model_files
 from pipeline.checkpoints import run_checkpoint, sync_directory, write_files
 from pipeline.errors import ConfigError
-from pipeline.model_files import TOKENIZER_FILES, json_bytes, model_dtype, read_model_files
 from workers.disk_space import require_space
 from workers.errors import CheckpointError
 from workers.model_files.config import read_model_config

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pipeline.beside_weights import own_model_files
 from pipeline.checkpoints import latest_checkpoint, weights_directory
 from pipeline.commands import cli, export
 from pipeline.errors import ConfigError
-from pipeline.model_files import own_model_files
 from tests.small_models import write_json, write_small_model
 from workers.errors import CheckpointError
 from workers.model import init_flat
