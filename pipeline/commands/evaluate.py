@@ -2,19 +2,13 @@
 
 import asyncio
 import contextlib
-import signal
 import time
-import warnings
 from pathlib import Path
 
 from pipeline.commands.eval_config import EvalConfig
-from pipeline.commands.launch import EXIT_CODES, Signals
-from pipeline.commands.task_choice import parse_template_options
-from pipeline.config_checks import ConfigWarning
+from pipeline.commands.parts import EXIT_CODES, Signals, engine_of, ignore_signals, supervisor_of
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.evaluation.without_training import EvaluationRun
-from pipeline.model_directory import TINY_NAME
-from pipeline.rollout_engine import RolloutEngine
 from pipeline.run_directory import make_default_run_dir, make_run_dir
 from pipeline.supervisor import Supervisor
 from pipeline.tasks import TASKS
@@ -25,47 +19,18 @@ REPORT_SECONDS = 10.0
 def evaluate(config: EvalConfig) -> int:
     """Measure, showing how it goes. Returns 0 with a result, 130 or 143 after a signal."""
     try:
-        with make_supervisor(config) as model:
+        with supervisor_of(config, init=config.weights) as model:
             run = make_evaluation(model, config)
             return asyncio.run(_evaluate(run, model, config))
     finally:
-        for number in EXIT_CODES:  # the outcome is decided: a signal must not change it while Python ends
-            signal.signal(number, signal.SIG_IGN)
-
-
-def make_supervisor(config: EvalConfig) -> Supervisor:
-    """Raises ConfigError when the model can't be used."""
-    make_chat = TASKS[config.task].chat_format if config.model == TINY_NAME else None
-    return Supervisor(
-        config.model,
-        init=config.weights,
-        chat=make_chat() if make_chat is not None else None,
-        template_options=parse_template_options(config.template_options),
-        tool_format=config.tool_format,
-        samplers=config.samplers,
-        device=config.device,
-        dtype=config.dtype,
-        kv_gib=config.kv_gib,
-    )
+        ignore_signals()
 
 
 def make_evaluation(model: Supervisor, config: EvalConfig) -> EvaluationRun:
     """On the first of the task's held-out rows. Raises ConfigError before anything starts."""
-    task = TASKS[config.task]
-    arguments = dict(task.arguments)
-    if "latency" in task.options:
-        arguments["latency"] = config.tool_latency
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConfigWarning)  # the same options were warned of when they were parsed
-        engine = RolloutEngine(
-            model,
-            task.environment,
-            env_arguments=arguments,
-            **{name: getattr(config.engine, name) for name in config.engine.__slots__},
-        )
-    rows = task.holdout_rows()[: config.eval_rows]
+    rows = TASKS[config.task].holdout_rows()[: config.eval_rows]
     evaluator = Evaluator(rows, every=0, final_group_size=config.eval_group_size)
-    return EvaluationRun(engine, evaluator, version=config.version)
+    return EvaluationRun(engine_of(model, config, config.engine), evaluator, version=config.version)
 
 
 async def _evaluate(run: EvaluationRun, model: Supervisor, config: EvalConfig) -> int:

@@ -11,7 +11,7 @@ from pipeline.commands.arguments import Given, read_arguments
 from pipeline.commands.eval_config import EVAL_EXPOSED, EVAL_LATER, EVAL_OPTIONS, OF_A_RUN, EvalConfig
 from pipeline.commands.make_run_config import as_written, convert
 from pipeline.commands.options import OPTIONS
-from pipeline.commands.task_choice import default_task
+from pipeline.commands.shared_config import default_task
 from pipeline.config import Budget, Sampling, Schedule
 from pipeline.config_checks import suggestion
 from pipeline.errors import ConfigError

@@ -14,7 +14,7 @@ from typing import Any
 from pipeline.commands.arguments import Given, read_arguments, read_toml
 from pipeline.commands.options import EXPOSED, LATER, OPTIONS, Option
 from pipeline.commands.run_config import MODES, RunConfig, advantage_named, loss_named, task_defaults
-from pipeline.commands.task_choice import default_task
+from pipeline.commands.shared_config import default_task
 from pipeline.config import (
     Adam,
     Budget,

@@ -2,7 +2,7 @@
 and `make_run_config.py` read it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from types import NoneType
 from typing import Any, get_args
@@ -186,16 +186,30 @@ def help_text() -> str:
     lines.append(
         "  --config FILE.toml\n      the same options from a file of lines name = value; the command line wins"
     )
-    for option in OPTIONS.values():
-        lines.append(f"  {option.flag} {kind_of(option)}\n      {option.meaning} (default: {option.default_text()})")
-    lines += ["", "Later: " + ", ".join("--" + name.replace("_", "-") for name in LATER) + "."]
-    return "\n".join(lines)
+    return "\n".join([*lines, *option_lines(OPTIONS, Option.default_text), "", later_line(LATER)])
+
+
+def option_lines(options: Mapping[str, Option], default_text: Callable[[Option], str]) -> list[str]:
+    """What a --help says of each option."""
+    return [
+        f"  {one.flag} {kind_of(one)}\n      {one.meaning} (default: {default_text(one)})" for one in options.values()
+    ]
+
+
+def later_line(later: Iterable[str]) -> str:
+    """What a --help says of options that aren't built yet."""
+    return "Later: " + ", ".join("--" + name.replace("_", "-") for name in later) + "."
 
 
 def options_table() -> str:
     """docs/options.md's table."""
-    rows = ["| option | value | default | meaning |", "| --- | --- | --- | --- |"]
-    rows += [f"| `{o.flag}` | {kind_of(o)} | {o.default_text()} | {o.meaning} |" for o in OPTIONS.values()]
+    return markdown_table("option", OPTIONS, Option.default_text)
+
+
+def markdown_table(title: str, options: Mapping[str, Option], default_text: Callable[[Option], str]) -> str:
+    """A table for docs/options.md, one row per option."""
+    rows = [f"| {title} | value | default | meaning |", "| --- | --- | --- | --- |"]
+    rows += [f"| `{one.flag}` | {kind_of(one)} | {default_text(one)} | {one.meaning} |" for one in options.values()]
     return "\n".join(rows)
 
 

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.advantages import Batchwise, GroupCentered
-from pipeline.commands.task_choice import check_eval_rows, check_task
-from pipeline.config_checks import check_choice, check_class, check_integer, check_number, option, required
+from pipeline.commands.shared_config import SharedConfig, check_eval_rows
+from pipeline.config_checks import check_choice, check_class, check_integer, option, required
 from pipeline.config_json import config_json
 from pipeline.errors import ConfigError
 from pipeline.losses import CISPO, GSPO, PPO, CustomLoss, DecoupledPPO, ImportanceSampling, Loss, PolicyGradient
-from pipeline.model_directory import TINY_NAME, TOOL_FORMATS
+from pipeline.model_directory import TINY_NAME
 from pipeline.tasks import TASKS
 from pipeline.trainer_config import TrainerConfig
-from shm.layout import ELEMENT_BYTES
 
 # The two modes differ in these options and nothing else.
 MODES: dict[str, dict[str, Any]] = {
@@ -89,8 +88,8 @@ def task_defaults(task: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig:
-    """One run of run.py. Its parts check themselves; `device` and `samplers` are already decided."""
+class RunConfig(SharedConfig):
+    """One run of run.py. Its parts check themselves."""
 
     mode: str = option("async", "async: sample ahead within max_staleness; sync: one batch at a time")
     task: str = option("guess", "the built-in task to train on")
@@ -98,19 +97,12 @@ class RunConfig:
     init: str | None = option(
         None, "a run, or a model directory, whose weights training starts from; none: the model's own"
     )
-    template_options: str = option("", "variables of the model's chat template: enable_thinking=false,…")
-    tool_format: str = option("auto", "how the model writes tool calls: " + ", ".join(TOOL_FORMATS))
     steps: int = required("batches to train")
     seed: int = option(0, "of the model's first weights, the task's rows and the sampling noise")
-    device: str = required("cpu, cuda, or auto: cuda where there is a GPU")
     samplers: int = required("sampler processes; none: one, or one per GPU beside the learner's")
     dtype: str = option("float32", "what samplers and learner compute in, or bfloat16; master weights are float32")
     slots: int | None = option(None, "copies of the weights; none: max_staleness + 2, one more with evaluations")
-    kv_gib: float | None = option(
-        None, "GiB of each sampler's KV cache; none: for what can run at once, within a share"
-    )
     run_dir: str | None = option(None, "where the run's files go; none: runs/<time>-<mode>")
-    tool_latency: str = option("none", "how long the task's tool takes: none, fixed:MS or lognormal:MEDIAN_MS:SIGMA")
     advantage: str = option(
         "group",
         "a reward minus the mean of its group; group_std: over the group's deviation, too; group_batch_std: over the "
@@ -126,17 +118,12 @@ class RunConfig:
     trainer: TrainerConfig
 
     def __post_init__(self) -> None:
+        self.check_shared()
         check_choice(self, "mode", tuple(MODES))
         advantage_named(self.advantage)
         loss_named(self.loss)
-        check_choice(self, "dtype", tuple(ELEMENT_BYTES))
         check_integer(self, "slots", minimum=1, unit="copies of the weights", optional=True)
-        check_number(self, "kv_gib", above=0.0, optional=True)
-        check_task(self)
         check_integer(self, "steps", minimum=1, unit="batches to train")
-        check_integer(self, "seed", minimum=0, maximum=2**63 - 1, unit="random streams")
-        check_choice(self, "device", ("cpu", "cuda"))
-        check_integer(self, "samplers", minimum=1, unit="sampler processes")
         check_class(self, "trainer", (TrainerConfig,))
         self._check_evaluation()
         if self.mode == "async" and self.trainer.max_staleness == 0:

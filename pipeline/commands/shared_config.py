@@ -1,16 +1,47 @@
-"""What RunConfig and EvalConfig choose alike: a task, a model that speaks its language, and how the tool behaves.
-
-A config here is either of them; errors name its fields.
+"""What RunConfig and EvalConfig choose alike: a task, a model that speaks its language, how the tool behaves, and where
+the samplers compute.
 """
 
 import contextlib
+from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config_checks import check_choice, label
+from pipeline.config_checks import check_choice, check_integer, check_number, label, option, required
 from pipeline.errors import ConfigError
 from pipeline.model_directory import TINY_NAME, TOOL_FORMATS
 from pipeline.tasks import TASKS
 from pipeline.tasks.latency import FORMS, parse_latency
+from shm.layout import ELEMENT_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedConfig:
+    """The fields that both have, and their checks; errors name them as the subclass's own. `device` and `samplers` are
+    already decided.
+    """
+
+    task: str = option("guess", "the built-in task")
+    model: str = option(TINY_NAME, "the directory of the model; tiny: a small decoder from random weights")
+    template_options: str = option("", "variables of the model's chat template: enable_thinking=false,…")
+    tool_format: str = option("auto", "how the model writes tool calls: " + ", ".join(TOOL_FORMATS))
+    seed: int = option(0, "of the sampling noise")
+    device: str = required("cpu, cuda, or auto: cuda where there is a GPU")
+    samplers: int = required("sampler processes; none: one, or one per GPU beside the first")
+    dtype: str = option("float32", "what samplers compute in, or bfloat16")
+    kv_gib: float | None = option(
+        None, "GiB of each sampler's KV cache; none: for what can run at once, within a share"
+    )
+    run_dir: str | None = option(None, "where the files go; none: runs/<time>")
+    tool_latency: str = option("none", "how long the task's tool takes: none, fixed:MS or lognormal:MEDIAN_MS:SIGMA")
+
+    def check_shared(self) -> None:
+        """Raise ConfigError for a value that can't be, or that does not fit another."""
+        check_choice(self, "dtype", tuple(ELEMENT_BYTES))
+        check_integer(self, "seed", minimum=0, maximum=2**63 - 1, unit="random streams")
+        check_choice(self, "device", ("cpu", "cuda"))
+        check_integer(self, "samplers", minimum=1, unit="sampler processes")
+        check_number(self, "kv_gib", above=0.0, optional=True)
+        _check_task(self)
 
 
 def default_task(model: str) -> str:
@@ -18,7 +49,7 @@ def default_task(model: str) -> str:
     return (_tasks_speaking("tiny" if model == TINY_NAME else "text") or list(TASKS))[0]
 
 
-def check_task(config: Any) -> None:
+def _check_task(config: SharedConfig) -> None:
     """Raise ConfigError unless task, model, template_options, tool_format and tool_latency fit together."""
     check_choice(config, "task", tuple(TASKS))
     check_choice(config, "tool_format", TOOL_FORMATS)
@@ -90,7 +121,7 @@ def _named(tasks: list[str]) -> str:
     return "the task " + " or ".join(tasks) if tasks else "a task of your own through the Python API"
 
 
-def _check_latency(config: Any) -> None:
+def _check_latency(config: SharedConfig) -> None:
     where, text = label(config, "tool_latency"), config.tool_latency
     try:
         parse_latency(text)

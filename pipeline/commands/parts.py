@@ -1,0 +1,86 @@
+"""What a run and an evaluation of the command line have alike: their processes, their engine, and the signals that end
+them.
+"""
+
+import asyncio
+import contextlib
+import signal
+import warnings
+from collections.abc import Iterator
+from typing import Protocol
+
+from pipeline.commands.shared_config import SharedConfig, parse_template_options
+from pipeline.config_checks import ConfigWarning
+from pipeline.model_directory import TINY_NAME
+from pipeline.rollout_engine import RolloutEngine
+from pipeline.supervisor import Supervisor
+from pipeline.tasks import TASKS
+from pipeline.trainer_config import EngineConfig
+
+EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+
+def supervisor_of(config: SharedConfig, *, init: str | None, slots: int | None = None) -> Supervisor:
+    """The processes' owner for `config`. Raises ConfigError when its model can't be used."""
+    make_chat = TASKS[config.task].chat_format if config.model == TINY_NAME else None
+    return Supervisor(
+        config.model,
+        init=init,
+        chat=make_chat() if make_chat is not None else None,
+        template_options=parse_template_options(config.template_options),
+        tool_format=config.tool_format,
+        samplers=config.samplers,
+        device=config.device,
+        dtype=config.dtype,
+        slots=slots,
+        kv_gib=config.kv_gib,
+    )
+
+
+def engine_of(model: Supervisor, config: SharedConfig, engine: EngineConfig) -> RolloutEngine:
+    """Rollouts of the config's task, as `engine` says."""
+    task = TASKS[config.task]
+    arguments = dict(task.arguments)
+    if "latency" in task.options:
+        arguments["latency"] = config.tool_latency
+    values = {name: getattr(engine, name) for name in engine.__slots__}
+    with without_warnings():
+        return RolloutEngine(model, task.environment, env_arguments=arguments, **values)
+
+
+@contextlib.contextmanager
+def without_warnings() -> Iterator[None]:
+    """For configs made a second time: the same options were warned of when they were parsed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConfigWarning)
+        yield
+
+
+class Stoppable(Protocol):
+    """A run that can end in order."""
+
+    def request_stop(self) -> None: ...
+
+
+class Signals:
+    """The first SIGINT or SIGTERM asks the run to end in order, the second one ends it now."""
+
+    def __init__(self, run: Stoppable) -> None:
+        self.received: signal.Signals | None = None
+        self._run = run
+        self._task = asyncio.current_task()
+        for number in EXIT_CODES:
+            asyncio.get_running_loop().add_signal_handler(number, self._receive, number)
+
+    def _receive(self, number: signal.Signals) -> None:
+        if self.received is None:
+            self.received = number
+            self._run.request_stop()
+        else:
+            self._task.cancel()
+
+
+def ignore_signals() -> None:
+    """To be called when the outcome is decided: a signal must not change it while Python ends."""
+    for number in EXIT_CODES:
+        signal.signal(number, signal.SIG_IGN)
