@@ -21,7 +21,7 @@ from pipeline.config import Truncation
 from pipeline.errors import RunError
 from pipeline.rows import Rows, flatten, weigh
 from pipeline.trajectory import Group, Trajectory
-from pipeline.truncation import baseline_reward, is_dropped
+from pipeline.truncation import baseline_reward, is_dropped, why_nothing_was_sampled
 
 
 @dataclass(slots=True)
@@ -139,18 +139,7 @@ def _mistake(
 ) -> str:
     """num_wanted: generated tokens that neither a drop policy nor their age excludes."""
     if num_generated == 0 and not all_dropped:
-        causes = Counter(trajectory.truncated for trajectory in trajectories)
-        if causes["context"]:
-            longest = max(trajectory.context_tokens for trajectory in trajectories)
-            return (
-                f"A batch holds no sampled token, so there is nothing to train: the prompts ({longest} tokens the "
-                "longest) leave no room in the context. Raise Budget.max_context_tokens, or shorten the prompts."
-            )
-        return (
-            "A batch holds no sampled token, so there is nothing to train: its trajectories ended by "
-            f"{', '.join(sorted(map(str, causes)))} before their first one. Check the model and its limits, or drop "
-            "such trajectories with Truncation(by_cause={'empty_sample': 'drop'})."
-        )
+        return f"A batch holds no sampled token, so there is nothing to train: {why_nothing_was_sampled(trajectories)}"
     if num_wanted > 0 and num_trained == 0:
         return (
             f"traj.loss_mask_end masks all {num_wanted} sampled tokens of a batch, so there is nothing to train. It is "

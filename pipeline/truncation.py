@@ -5,6 +5,11 @@ baseline, but it is not trained. drop_and_exclude_from_baseline: neither. A traj
 policy (None) and counts as it was scored. Which policy a cause has is the user's `Truncation`.
 """
 
+from collections import Counter
+from collections.abc import Sequence
+
+from pipeline.trajectory import Trajectory
+
 
 def baseline_reward(policy: str | None, reward: float) -> float | None:
     """The reward that enters the baseline and the advantage; None: excluded."""
@@ -16,3 +21,18 @@ def baseline_reward(policy: str | None, reward: float) -> float | None:
 def is_dropped(policy: str | None) -> bool:
     """Whether the trajectory gives no training row."""
     return policy is not None and policy.startswith("drop")
+
+
+def why_nothing_was_sampled(trajectories: Sequence[Trajectory]) -> str:
+    """In a sentence or two, with what to do; of trajectories none of which has a generated token."""
+    causes = Counter(trajectory.truncated for trajectory in trajectories)
+    if causes["context"]:
+        longest = max(trajectory.context_tokens for trajectory in trajectories)
+        return (
+            f"the prompts ({longest} tokens the longest) leave no room in the context. Raise "
+            "Budget.max_context_tokens, or shorten the prompts."
+        )
+    return (
+        f"its trajectories ended by {', '.join(sorted(map(str, causes)))} before their first one. Check the model and "
+        "its limits, or drop such trajectories with Truncation(by_cause={'empty_sample': 'drop'})."
+    )

@@ -25,6 +25,7 @@ from pipeline.schedule import Admission
 from pipeline.trainer_config import EngineConfig
 from pipeline.training_loop import Stopped
 from pipeline.trajectory import Trajectory
+from pipeline.truncation import why_nothing_was_sampled
 from pipeline.waits import REPORT_SECONDS, Culprit, Waits
 
 
@@ -216,7 +217,12 @@ class Evaluations:
 
 
 def summarize(trajectories: list[Trajectory], *, version: int, batch: int, rows: int, seconds: float) -> Evaluation:
-    """The measures of at least one trajectory."""
+    """The measures of at least one trajectory. Raises RunError when nothing was sampled: no number would mean much."""
+    if not any(one.generated_tokens for one in trajectories):
+        raise RunError(
+            f"The evaluation of version {version} sampled no token, so there is nothing to measure: "
+            f"{why_nothing_was_sampled(trajectories)}"
+        )
     rewards = np.sort([one.reward for one in trajectories])  # the order in which they ended must not show in a sum
     return Evaluation(
         version=version,

@@ -92,3 +92,9 @@ def test_measures_of_an_evaluation():
     assert evaluation.reward_mean == 0.5
     assert evaluation.reward_std == pytest.approx((0.5 / 4) ** 0.5)  # sqrt((0.25 + 0.25 + 0 + 0) / 4)
     assert (evaluation.generated_tokens_mean, evaluation.truncated_frac, evaluation.seconds) == (5.0, 0.5, 1.5)
+
+
+def test_an_evaluation_that_sampled_no_token_is_no_result():
+    long = Trajectory(-1, 0, 0, [Span("prompt", [1] * 9)], reward=0.0, truncated="context")
+    with pytest.raises(rl.RunError, match=r"The evaluation of version 5 sampled no token.*\(9 tokens the longest\)"):
+        summarize([long], version=5, batch=6, rows=1, seconds=1.5)
