@@ -11,6 +11,9 @@ from tokenizers import Tokenizer
 
 Message = Mapping[str, Any]
 
+# Tokens that may come of one more when a text ends within it: one of 128 spaces, say.
+_SPLIT_TOKENS = 256
+
 
 class ParsedTurn(NamedTuple):
     """A turn as the environment gets it: its text without the calls and without the stop token, and the calls in order.
@@ -92,8 +95,17 @@ def assistant_message(text: str, tool_calls: Sequence[Mapping[str, Any]]) -> dic
 
 
 def cut_text(tokenizer: Tokenizer, text: str, max_tokens: int) -> str:
-    """As much of the start of `text` as has at most `max_tokens` tokens, in whole characters."""
-    encoding = tokenizer.encode(text, add_special_tokens=False)
+    """As much of the start of `text` as has at most `max_tokens` tokens, in whole characters.
+
+    Of a long text only as much is encoded as is sure to have more: a million characters take seconds.
+    """
+    enough = max_tokens + _SPLIT_TOKENS
+    length = 4 * enough
+    while True:
+        encoding = tokenizer.encode(text[:length], add_special_tokens=False)
+        if len(encoding.ids) > enough or length >= len(text):
+            break
+        length *= 4
     if len(encoding.ids) <= max_tokens:
         return text
     end, next_start = encoding.offsets[max_tokens - 1][1], encoding.offsets[max_tokens][0]

@@ -6,6 +6,7 @@ encoded. Where they differ, the template writes the past in another way now, and
 """
 
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -127,12 +128,10 @@ class ModelChat:
                 said = with_calls_for_results([spoken, *messages])[0]
             before = self._render(history, tools, way, True)
             whole = self._render([*history, said, *messages], tools, way, True)
-            end = self._find_end(before, whole, lambda: self._render([*history, said], tools, way, False))
-            if end is not None and not way.calls_for_results:
-                end = end if self._shows(whole[len(before.rstrip()) : end], said) else None
-            if end is None:
+            place = self._find_turn(before, whole, lambda: self._render([*history, said], tools, way, False))
+            if place is None or not (way.calls_for_results or self._shows(whole[slice(*place)], said)):
                 return Rendered(self._text.encode(whole), rewrites=True)
-            return Rendered(self._encode_framing(whole[end:], turn.ids))
+            return Rendered(self._encode_framing(whole[place[1] :], turn.ids))
 
         return self._first_way([*history, spoken, *messages], render)
 
@@ -146,7 +145,7 @@ class ModelChat:
             return text
         room = max_tokens - self._num_tokens(CUT_MARK)
         while True:
-            kept = cut_text(self._text.literal, text, room) if room > 0 else ""
+            kept = cut_text(self._text.literal, kept, room) if room > 0 else ""
             if not kept or self._num_tokens(kept + CUT_MARK) <= max_tokens:
                 return kept + CUT_MARK
             room -= 1
@@ -189,19 +188,23 @@ class ModelChat:
             return render()
         return self._rendered.get(json.dumps([way, tools, messages], ensure_ascii=False, default=str), render)
 
-    def _find_end(self, before: str, whole: str, ended: Callable[[], str]) -> int | None:
-        """Where in `whole` that begins which follows the model's turn; None if `whole` does not go on from `before`.
+    def _find_turn(self, before: str, whole: str, ended: Callable[[], str]) -> tuple[int, int] | None:
+        """Where in `whole` the model's turn begins and ends; None if `whole` does not go on from `before`.
 
         before: up to the turn; whole: from the start to the opening of the next turn; ended: to the end of this one.
+        White space aside: an empty turn may go without the line break of the opening, and templates write some that
+        depends on what follows (Hermes 3 behind a tool's result).
         """
-        start = before.rstrip()  # an empty turn may go without the line break of the opening
-        if not whole.startswith(start):
+        start = _place_after(before.rstrip(), whole)
+        if start is None:
             return None
-        end = self._end_in(whole, len(start))
+        end = self._end_in(whole, start)
         if end is not None:
-            return end
+            return start, end
         turn = ended().rstrip()  # no token ends a turn here, so what more there is in `whole` comes behind it
-        return len(turn) if whole.startswith(turn) and self._end_in(turn, len(start)) is None else None
+        end, start_in_turn = _place_after(turn, whole), _place_after(before.rstrip(), turn)
+        goes_on = end is not None and start_in_turn is not None and self._end_in(turn, start_in_turn) is None
+        return (start, end) if goes_on else None
 
     def _end_in(self, rendered: str, start: int) -> int | None:
         """Where a token ends the turn that begins at `start`. What anyone said has no such token, nor one that opens a
@@ -257,3 +260,18 @@ def load_chat(
 
 def _squeezed(text: str) -> str:
     return "".join(text.split())
+
+
+def _place_after(start: str, text: str) -> int | None:
+    """Where in `text` that ends which it starts with, white space aside; None if it starts otherwise."""
+    if text.startswith(start):
+        return len(start)
+    left = _squeezed(start)
+    if not _squeezed(text).startswith(left):
+        return None
+    num_left = len(left)
+    for word in re.finditer(r"\S+", text):
+        if num_left <= len(word[0]):
+            return word.start() + num_left
+        num_left -= len(word[0])
+    return None

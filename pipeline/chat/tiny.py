@@ -1,13 +1,15 @@
 """The chat formats of `model="tiny"`: one id per word of a closed vocabulary."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from pipeline.chat.format import Message, ModelTurn, ParsedTurn, Rendered, cut_text
+from pipeline.chat.format import Message, ModelTurn, ParsedTurn, Rendered
 from pipeline.config_checks import shown
 from pipeline.errors import ConfigError, ConfigTypeError
 
@@ -15,6 +17,8 @@ START = "<start>"  # opens a conversation that has no other markup
 END = "<end>"  # ends each turn of the model
 CUT = "<cut>"  # stands for the rest of a tool's result that was too long
 MODEL = "<model>"  # from here on the model writes
+
+_WORD = re.compile(r"\S+")
 
 # A rendered piece is remembered; when there are too many different ones, all are forgotten and made again.
 MAX_REMEMBERED = 8192
@@ -107,7 +111,8 @@ class TinyChat:
 
     def cut(self, text: str, max_tokens: int, already: bool) -> str:
         self._check_words(text)
-        kept = cut_text(self._tokenizer, text, max_tokens)
+        words = list(islice(_WORD.finditer(text), max_tokens + 1))
+        kept = text if len(words) <= max_tokens else text[: words[max_tokens - 1].end()]
         return f"{kept} {self._cut_word()}" if already or len(kept) < len(text) else text
 
     def _cut_word(self) -> str:

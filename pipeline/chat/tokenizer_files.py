@@ -24,13 +24,17 @@ def read_tokenizer(directory: Path) -> dict[str, Any]:
         )
     if not isinstance(tokenizer.get("model"), dict):
         raise ConfigError(f'{directory / "tokenizer.json"} has no "model". Fetch it again.')
-    added = [token for token in tokenizer.get("added_tokens") or []]
+    added = _added_tokens(tokenizer.get("added_tokens") or [], directory / "tokenizer.json")
     known = {token["content"] for token in added}
-    config = read_json_object(directory / "tokenizer_config.json")
-    for index, token in sorted((config.get("added_tokens_decoder") or {}).items(), key=lambda entry: int(entry[0])):
+    path = directory / "tokenizer_config.json"
+    decoder = read_json_object(path).get("added_tokens_decoder") or {}
+    if not isinstance(decoder, dict) or not all(isinstance(token, dict) for token in decoder.values()):
+        raise ConfigError(f'The "added_tokens_decoder" of {path} holds no tokens by id. Fetch it again.')
+    ids_of_decoder = ((int(index) if index.isdecimal() else index, token) for index, token in decoder.items())
+    for token in _added_tokens([{**token, "id": index} for index, token in ids_of_decoder], path):
         if token["content"] not in known:
             added.append(
-                {"id": int(index), "content": token["content"]} | {key: token.get(key, False) for key in _FLAGS}
+                {key: token[key] for key in ("id", "content")} | {key: token.get(key, False) for key in _FLAGS}
             )
             known.add(token["content"])
     vocab = tokenizer["model"].get("vocab")
@@ -41,6 +45,16 @@ def read_tokenizer(directory: Path) -> dict[str, Any]:
             added.append({"id": ids[name], "content": name} | flags)
             known.add(name)
     return tokenizer | {"added_tokens": sorted(added, key=lambda token: token["id"])}
+
+
+def _added_tokens(tokens: Any, path: Path) -> list[dict[str, Any]]:
+    """The added tokens of a file in the order of their ids. Raises ConfigError for what is none."""
+    for token in tokens if isinstance(tokens, list) else [tokens]:
+        if not isinstance(token, dict) or type(token.get("id")) is not int or not isinstance(token.get("content"), str):
+            raise ConfigError(
+                f"{path} has the added token {token!r:.100}, which has no id and content. Fetch it again."
+            )
+    return sorted(tokens, key=lambda token: token["id"])
 
 
 def read_stop_ids(directory: Path) -> list[int]:
