@@ -122,9 +122,7 @@ class Supervisor:
         return "cuda:0", [sampler_device(index, num_gpus) for index in range(self.num_samplers)]
 
     def threads(self) -> tuple[int, int]:
-        """Of the learner, and of each sampler: on the CPU they divide the cores; beside a GPU a thread or two
-        suffice.
-        """
+        """Of the learner, and of each sampler: they divide the cores."""
         cores = len(os.sched_getaffinity(0))
         share = max(1, cores // (1 + self.num_samplers))
         return share, share

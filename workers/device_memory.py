@@ -1,7 +1,4 @@
-"""How much memory the host and the GPUs have, without torch, and without a CUDA context. A leaf.
-
-GPUs are asked through NVML, the driver's own library (see `devices.py`).
-"""
+"""How much memory the host and the GPUs have, without torch, and without a CUDA context."""
 
 import ctypes
 import os
@@ -10,6 +7,7 @@ from typing import NamedTuple
 
 from shm.block import available_bytes
 from workers.devices import visible_entries
+from workers.nvml import driver
 
 
 class DeviceMemory(NamedTuple):
@@ -30,20 +28,11 @@ def gpu_memory(index: int, environment: Mapping[str, str] = os.environ) -> Devic
     As in `visible_gpus` physical GPUs are counted as NVML does, by PCI bus; CUDA does with CUDA_DEVICE_ORDER=PCI_BUS_ID
     or where all are of one kind.
     """
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return None
-    if nvml.nvmlInit_v2() != 0:
-        return None
-    try:
-        count = ctypes.c_uint(0)
-        if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+    with driver() as nvml:
+        if nvml is None:
             return None
-        entries = visible_entries(environment.get("CUDA_VISIBLE_DEVICES"), count.value)
-        return _memory_of(nvml, entries[index]) if index < len(entries) else None
-    finally:
-        nvml.nvmlShutdown()
+        entries = visible_entries(environment.get("CUDA_VISIBLE_DEVICES"), nvml.num_gpus)
+        return _memory_of(nvml.library, entries[index]) if index < len(entries) else None
 
 
 class _Memory(ctypes.Structure):

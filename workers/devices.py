@@ -1,15 +1,15 @@
 """Which device the learner and the samplers get, decided without loading torch or touching CUDA.
 
-GPUs are counted through NVML, the driver's own library, so that bad options are refused within a second and the
+GPUs are counted through NVML, so that bad options are refused within a second and the
 supervisor never gets a CUDA context. CUDA_VISIBLE_DEVICES is honoured as the CUDA runtime does.
 """
 
-import ctypes
 import os
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 from shm.errors import HeadwayError
+from workers.nvml import driver
 
 DEVICES = ("auto", "cpu", "cuda")
 SAMPLERS_PER_CORE = 4  # each is a process of its own, with torch loaded
@@ -105,13 +105,5 @@ def visible_entries(chosen: str | None, num_physical: int) -> list[str]:
 
 
 def _count_physical_gpus() -> int:
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return 0
-    if nvml.nvmlInit_v2() != 0:
-        return 0
-    count = ctypes.c_uint(0)
-    status = nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-    nvml.nvmlShutdown()
-    return count.value if status == 0 else 0
+    with driver() as nvml:
+        return 0 if nvml is None else nvml.num_gpus

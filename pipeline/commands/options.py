@@ -112,9 +112,9 @@ EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
 
 # Options of features that come later, and what to do until then.
 LATER = {
-    "env": "environments of your own run through the Python API (README.md); run.py trains --task guess",
-    "data": "rows of your own go through the Python API (README.md); run.py trains --task guess",
-    "resume": "nothing is saved yet, so a run starts from the beginning",
+    "env": "environments of your own run through the Python API (README.md); run.py trains the built-in tasks",
+    "data": "rows of your own go through the Python API (README.md); run.py trains the built-in tasks",
+    "resume": "a run saves its weights, not where it stood; begin another one from them with --init RUN_DIR",
     "deterministic": "sampling noise depends on the seed alone, but the schedule on the clock",
     "max_minutes": "a run ends after --steps",
 }

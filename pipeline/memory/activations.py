@@ -40,9 +40,9 @@ def learner_cost(
     layer = element * (4 * hidden + 3 * queries + 2 * keys + 4 * mlp)
     if element < _F32:
         layer += _F32 * 4 * hidden  # norms compute in float32
-    # While one layer's gradient is computed it needs about two layers' more.
     # Logits and their log-probs, or later their gradient; a rounded model has them in its own dtype, too.
     copies = 2 + (temperature != 1.0) + has_reference + 4 * has_entropy + (element < _F32)
+    # While one layer's gradient is computed it needs about two layers' more.
     return PassCost((model.num_layers + 2) * layer, model.num_ids * _F32 * copies)
 
 

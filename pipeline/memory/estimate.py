@@ -122,6 +122,7 @@ def _process(device: str, what: str) -> list[Part]:
 
 
 def learner_pass_cost(spec: RunSpec) -> PassCost:
+    """Of forward and backward in this run's learner."""
     return learner_cost(
         spec.model,
         spec.dtype,
@@ -132,6 +133,7 @@ def learner_pass_cost(spec: RunSpec) -> PassCost:
 
 
 def sampler_pass_cost(spec: RunSpec) -> PassCost:
+    """Of a forward pass in one of this run's samplers."""
     narrows = spec.sampling["top_p"] < 1.0 or spec.sampling["top_k"] > 0
     return sampler_cost(spec.model, spec.dtype, temperature=spec.sampling["temperature"], narrows=narrows)
 

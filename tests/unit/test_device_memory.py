@@ -4,7 +4,6 @@ import ctypes
 
 import pytest
 
-from workers import device_memory
 from workers.device_memory import DeviceMemory, gpu_memory, host_memory
 
 UUIDS = {b"GPU-aa": 0, b"GPU-bb": 1}
@@ -45,7 +44,7 @@ class Nvml:
 @pytest.fixture
 def nvml(monkeypatch):
     made = Nvml()
-    monkeypatch.setattr(device_memory.ctypes, "CDLL", lambda name: made)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: made)
     yield made
     assert made.open == 0
 

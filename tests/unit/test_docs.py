@@ -11,6 +11,7 @@ from pipeline.commands.options import LATER, OPTIONS
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DATA_PAGES = sorted((ROOT / "tests" / "data").glob("*/README.md"))
 
 
 @pytest.fixture(scope="module")
@@ -62,5 +63,14 @@ def test_commands_use_options_that_exist(page):
 def test_make_targets_that_are_named_exist():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for page in PAGES:
-        for target in re.findall(r"\bmake ([a-z]+)\b(?=`|\s+#)", page.read_text(encoding="utf-8")):
+        for target in re.findall(r"\bmake ([a-z][\w-]*)(?=`|\s+#)", page.read_text(encoding="utf-8")):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+@pytest.mark.parametrize("page", DATA_PAGES, ids=lambda page: page.parent.name)
+def test_recorded_data_is_listed_with_the_test_that_reads_it(page):
+    rows = re.findall(r"^\| `([\w.]+)` \| .+ \| `([\w./]+)` \|$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert {name for name, _ in rows} == {path.name for path in page.parent.iterdir()} - {page.name}
+    for name, test in rows:
+        read = (ROOT / "tests" / test).read_text(encoding="utf-8")
+        assert re.search(rf"\b{Path(name).stem}\b", read), f"{test} does not read {name}"
