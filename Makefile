@@ -37,7 +37,7 @@ format: $(INSTALLED) ## let ruff rewrite the files
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-docs: $(INSTALLED) ## write docs/files.md and the options table from the code
+docs: $(INSTALLED) ## write docs/files.md, and the tables of other pages, from the code
 	$(VENV)/bin/python docs/update.py
 
 clean: ## remove the virtual environments and caches (never runs/ and models/)

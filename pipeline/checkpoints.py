@@ -92,6 +92,7 @@ def checkpoint_version(path: Path | str) -> int:
 
 
 def is_run_directory(path: Path | str) -> bool:
+    """Whether a run has been there: each begins with its audit log."""
     return os.path.isfile(os.path.join(path, "events.jsonl"))
 
 

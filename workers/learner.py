@@ -74,8 +74,7 @@ class Learner:
     def _make_trainee(self, config: dict[str, Any], attached: Attachments, initial: Tensor) -> Trainee:
         return Trainee(
             attached.model,
-            initial=initial,
-            seed=config["seed"],
+            initial,
             optimizer=config["optimizer"],
             loss=config["loss"],
             kl_coefficient=config["kl_coefficient"],
@@ -83,7 +82,6 @@ class Learner:
             dtype=DTYPES[config["dtype"]],
             temperature=config["temperature"],
             micro_batch_tokens=config["micro_batch_tokens"],
-            device=config["device"],
         )
 
     def begin(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from workers.adam import Adam
 from workers.errors import NonFiniteError
 from workers.loss_terms import kl_k3, token_entropies, token_logprobs
 from workers.losses import build_loss
-from workers.model import RopeTable, Weights, bind_weights, decode, init_flat, logits
+from workers.model import RopeTable, Weights, bind_weights, decode, logits
 from workers.model_config import ModelConfig, layout
 from workers.packed_attention import PackedAttention, packing_of
 from workers.packing import MicroBatch, TrainingRows, micro_batches
@@ -32,10 +32,10 @@ class TrainingError(HeadwayError, ValueError):
 
 
 class Trainee:
-    """A model in training. Deterministic on the CPU: same seed, same calls, same bits (for one thread count).
+    """A model in training. Deterministic on the CPU: same weights, same calls, same bits (for one thread count).
 
-    initial: the weights to begin with, float32 [num_elements] on `device`, which become its own; None: random ones, by
-    `seed`. optimizer: {"beta1", "beta2", "eps", "weight_decay", "grad_clip_norm"}, all optional. Matrices alone decay,
+    initial: the weights to begin with, float32 [num_elements], which become its own; it computes on their device.
+    optimizer: {"beta1", "beta2", "eps", "weight_decay", "grad_clip_norm"}, all optional. Matrices alone decay,
     decoupled (AdamW); grad_clip_norm is the largest norm of the whole gradient, None for no clipping. loss: a record
     for `losses.build_loss`. kl_coefficient: of the KL divergence to the first weights, of which a private copy is kept;
     entropy_coefficient: of the entropy, which is rewarded; 0 is off, and both are normalised like the loss.
@@ -46,16 +46,14 @@ class Trainee:
     def __init__(
         self,
         config: ModelConfig,
+        initial: Tensor,
         *,
-        seed: int,
-        initial: Tensor | None = None,
         optimizer: dict[str, Any],
         loss: dict[str, Any],
         kl_coefficient: float = 0.0,
         entropy_coefficient: float = 0.0,
         temperature: float = 1.0,
         micro_batch_tokens: int = 8192,
-        device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ):
         if not (np.isfinite(temperature) and temperature > 0):
@@ -65,9 +63,8 @@ class Trainee:
         if micro_batch_tokens < 1:
             raise TrainingError(f"micro_batch_tokens is {micro_batch_tokens}; a micro-batch holds at least 1 token.")
         self.config = config
-        self.device = torch.device(device)
-        # float32 [num_elements]: what publishing copies
-        self.flat = init_flat(config, seed).to(self.device) if initial is None else initial
+        self.device = initial.device
+        self.flat = initial  # what publishing copies
         self.flat_grad = torch.zeros_like(self.flat)
         self._gradients = bind_weights(self.flat_grad, config).named
         # What the model computes with: master weights and their gradient, or a rounded copy and its own.

@@ -214,11 +214,13 @@ def markdown_table(title: str, options: Mapping[str, Option], default_text: Call
 
 
 def text_of(value: Any) -> str:
+    """A default in the form in which a user would write it."""
     if value is None or value == "" or isinstance(value, bool):
         return str(value).lower() or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def kind_of(option: Option) -> str:
+    """What stands behind the flag."""
     name = {int: "N", float: "X", str: "TEXT", bool: "true or false"}[option.type]
     return f"{name} or none" if option.optional else name

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from workers.model import init_flat
 from workers.model_config import TINY, ModelConfig
 from workers.packing import TrainingRows
 from workers.training import Trainee
@@ -33,7 +34,8 @@ def make_rows(num_rows: int, length: int, vocab_size: int) -> TrainingRows:
 
 
 def measure(config: ModelConfig, num_rows: int, length: int) -> int:
-    trainee = Trainee(config, seed=0, optimizer={}, loss={"name": "PolicyGradient"}, micro_batch_tokens=10**6)
+    initial = init_flat(config, seed=0)
+    trainee = Trainee(config, initial, optimizer={}, loss={"name": "PolicyGradient"}, micro_batch_tokens=10**6)
     trainee.forward_backward(make_rows(1, 2, config.vocab_size), version=0, zero_gradients=True)
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = peak_bytes()

@@ -11,7 +11,7 @@ from tests.engine_twin import drain, request
 from workers import kv_window, packed_attention
 from workers.engine import Engine
 from workers.engine_requests import EngineError
-from workers.model import bind_weights
+from workers.model import bind_weights, init_flat
 from workers.model_config import ModelConfig, layout
 from workers.packing import RowsError, TrainingRows
 from workers.sampling import sample
@@ -91,7 +91,7 @@ def test_the_learners_gradient_of_every_tensor_is_the_references(config, block, 
     rng = np.random.default_rng(5)
     sequences = [existing_ids(config, rng, length) for length in (11, 3, 6)]
     flat = random_flat(config)
-    trainee = Trainee(config, seed=0, optimizer={}, loss={"name": "PolicyGradient"})
+    trainee = Trainee(config, init_flat(config, seed=0), optimizer={}, loss={"name": "PolicyGradient"})
     trainee.flat.copy_(flat)
     weights = [rng.normal(size=len(sequence) - 1) for sequence in sequences]
     trainee.forward_backward(rows_of(sequences, weights), 0, zero_gradients=True)
@@ -131,7 +131,7 @@ def rows_of(sequences, weights):
 def test_rows_of_the_head_without_a_token_get_no_gradient_and_no_nan(name):
     config = KINDS[name]
     entropy = {"entropy_coefficient": 0.1, "kl_coefficient": 0.1, "temperature": 0.7}
-    trainee = Trainee(config, seed=0, optimizer={}, loss={"name": "CISPO"}, **entropy)
+    trainee = Trainee(config, init_flat(config, seed=0), optimizer={}, loss={"name": "CISPO"}, **entropy)
     sequences = [existing_ids(config, np.random.default_rng(7), 12)]
     metrics = trainee.forward_backward(rows_of(sequences, [np.ones(11)]), 0, zero_gradients=True)
     gradients = bind_weights(trainee.flat_grad, config).named
@@ -166,7 +166,7 @@ def test_a_prompt_or_row_with_an_id_beyond_the_tokens_is_refused():
     engine.set_weights(0, bind_weights(random_flat(config).float(), config))
     with pytest.raises(EngineError, match=r"in \[0, 21\)"):
         engine.add(request(0, [3, 21], 2))
-    trainee = Trainee(config, seed=0, optimizer={}, loss={"name": "CISPO"})
+    trainee = Trainee(config, init_flat(config, seed=0), optimizer={}, loss={"name": "CISPO"})
     with pytest.raises(RowsError, match=r"token ids lie in \[0, 21\)"):
         trainee.forward_backward(rows_of([np.array([3, 4, 21])], [np.ones(2)]), 0, zero_gradients=True)
 

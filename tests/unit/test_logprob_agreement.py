@@ -15,6 +15,7 @@ from pipeline.tasks import guess
 from pipeline.trajectory import Group, Span, Trajectory
 from tests.engine_twin import CONFIG, SEED, make_engine, request, run
 from workers.loss_terms import token_logprobs
+from workers.model import init_flat
 from workers.packing import TrainingRows, micro_batches
 from workers.sampling import sample
 from workers.training import Trainee
@@ -113,7 +114,7 @@ def look(logprobs, behaviour_logprobs, advantages, mask, ages):
 def test_learners_number_is_the_samplers_per_index(temperature):
     """Sampled by the engine from the learner's own first weights; every ratio is then 1."""
     record = {"name": "CustomLoss", "path": f"{__name__}:look"}
-    trainee = Trainee(CONFIG, seed=SEED, optimizer={}, loss=record, temperature=temperature)
+    trainee = Trainee(CONFIG, init_flat(CONFIG, seed=SEED), optimizer={}, loss=record, temperature=temperature)
     engine = make_engine(temperature=temperature)
     engine.set_weights(7, trainee.weights)
     prompt = np.array(HR48["ids"][: HR48["prompt_len"]], dtype=np.int32)

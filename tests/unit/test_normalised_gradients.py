@@ -22,7 +22,7 @@ from pipeline.config import Truncation
 from pipeline.losses import NORMALIZATIONS
 from pipeline.rows import Rows
 from pipeline.trajectory import Group, Span, Trajectory
-from workers.model import bind_weights
+from workers.model import bind_weights, init_flat
 from workers.packing import TrainingRows, micro_batches
 from workers.training import Trainee
 
@@ -137,7 +137,8 @@ LOSSES = {
 
 
 def make_trainee(**options) -> Trainee:
-    trainee = Trainee(CONFIG, seed=1, optimizer={}, temperature=TEMPERATURE, **options)
+    initial = init_flat(CONFIG, seed=1)
+    trainee = Trainee(CONFIG, initial, optimizer={}, temperature=TEMPERATURE, **options)
     noise = torch.Generator().manual_seed(5)
     trainee.flat += 0.2 * torch.randn(trainee.flat.shape, generator=noise)
     return trainee
@@ -233,7 +234,8 @@ def test_kl_to_the_first_weights_is_normalised_like_the_loss():
     """Zero with zero gradient at first; then a pull towards the first weights that the reference has, too."""
     config = replace(LLAMA, vocab_size=50)
     rows = make_rows([7, 12, 3, 9], idle_rows=(0, 1, 2, 3))
-    trainee = Trainee(config, seed=0, optimizer={}, loss={"name": "PPO"}, kl_coefficient=0.7, temperature=TEMPERATURE)
+    initial = init_flat(config, seed=0)
+    trainee = Trainee(config, initial, optimizer={}, loss={"name": "PPO"}, kl_coefficient=0.7, temperature=TEMPERATURE)
     first = trainee.flat.detach().double().clone()
     metrics = trainee.forward_backward(rows, 0, zero_gradients=True)
     assert metrics["train/kl"] == 0.0 == metrics["train/loss"] and trainee.flat_grad.abs().max() < 1e-7

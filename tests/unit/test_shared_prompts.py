@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from workers.model import init_flat
 from workers.model_config import ModelConfig
 from workers.packing import TrainingRows, micro_batches
 from workers.training import Trainee
@@ -50,7 +51,8 @@ def make_rows(members=MEMBERS, seed=0, idle=()):
 
 
 def make_trainee(**options):
-    return Trainee(CONFIG, seed=1, optimizer={}, loss={"name": "PPO", "clip_low": 0.2, "clip_high": 0.2}, **options)
+    initial = init_flat(CONFIG, seed=1)
+    return Trainee(CONFIG, initial, optimizer={}, loss={"name": "PPO", "clip_low": 0.2, "clip_high": 0.2}, **options)
 
 
 def test_each_row_still_sees_its_whole_past_and_a_common_token_is_computed_once():

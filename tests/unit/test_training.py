@@ -12,7 +12,7 @@ from test_model import FAMILIES, LLAMA
 from test_packing import make_rows
 
 from workers.errors import NonFiniteError
-from workers.model import bind_weights
+from workers.model import bind_weights, init_flat
 from workers.model_config import layout
 from workers.packing import RowsError
 from workers.training import Trainee, TrainingError
@@ -21,10 +21,10 @@ CISPO = {"name": "CISPO", "eps_max": 1.5}
 LENGTHS = [7, 12, 3, 9, 9, 5]
 
 
-def make_trainee(config=LLAMA, seed=0, **options):
+def make_trainee(config=LLAMA, seed=0, device="cpu", **options):
     config = replace(config, vocab_size=50)
     values = {"optimizer": {}, "loss": CISPO, "micro_batch_tokens": 1000} | options
-    trainee = Trainee(config, seed=seed, **values)
+    trainee = Trainee(config, init_flat(config, seed=seed).to(device), **values)
     noise = torch.Generator().manual_seed(11)  # away from the symmetric start: biases, norms and attention all matter
     trainee.flat += 0.2 * torch.randn(trainee.flat.shape, generator=noise).to(trainee.flat.device)
     return trainee
@@ -384,9 +384,7 @@ def test_ratio_beyond_all_numbers_is_shown_as_the_largest_and_the_metrics_stay_f
 def test_training_begins_at_given_weights_and_measures_kl_to_them(dtype):
     config = replace(LLAMA, vocab_size=50)
     weights = 0.3 * torch.randn(layout(config).num_elements, generator=torch.Generator().manual_seed(3))
-    trainee = Trainee(
-        config, seed=0, initial=weights.clone(), optimizer={}, loss=CISPO, kl_coefficient=0.1, dtype=dtype
-    )
+    trainee = Trainee(config, weights.clone(), optimizer={}, loss=CISPO, kl_coefficient=0.1, dtype=dtype)
     assert torch.equal(trainee.flat, weights)
     assert torch.equal(trainee.weights.head.float(), bind_weights(weights, config).head.to(dtype).float())
     first = trainee.forward_backward(make_rows(LENGTHS), version=5, zero_gradients=True)

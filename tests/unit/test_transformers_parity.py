@@ -11,7 +11,7 @@ from workers import engine as engine_module
 from workers import training as training_module
 from workers.engine import Engine
 from workers.engine_requests import EngineRequest
-from workers.model import RopeTable, bind_weights
+from workers.model import RopeTable, bind_weights, init_flat
 from workers.model_config import ModelConfig
 from workers.packing import TrainingRows
 from workers.rope_scaling import frequencies
@@ -96,7 +96,8 @@ def decode_greedily(
 
 def learner_logits(monkeypatch, config: ModelConfig, flat: torch.Tensor, sequences: list[list[int]]) -> torch.Tensor:
     """[sum of (T - 1), V], longest sequence first: every prediction of a real micro-batch."""
-    trainee = Trainee(config, seed=0, optimizer={}, loss={"name": "PolicyGradient"}, micro_batch_tokens=10**6)
+    initial = init_flat(config, seed=0)
+    trainee = Trainee(config, initial, optimizer={}, loss={"name": "PolicyGradient"}, micro_batch_tokens=10**6)
     trainee.flat.copy_(flat)
     trainee.round_weights()
     versions = np.concatenate([np.append(np.zeros(len(sequence) - 1), -1) for sequence in sequences])
