@@ -215,6 +215,8 @@ class TrainingLoop:
         trajectory, doing = self._rollouts.doing(blocked.group)
         if blocked.why == "ready":
             detail = f"too few finished groups; group {blocked.group} is the oldest unfinished one ({doing})"
+            if self._config.stale_policy == "wait":
+                detail += f"; {self._scheduler.pending} of {self._config.groups_per_step} are finished"
             return Culprit("ready", blocked.group, trajectory, detail)
         deadline = self._scheduler.deadline(blocked.group)
         detail = f"group {blocked.group} must train by version {deadline}; trajectory {trajectory} is in: {doing}"

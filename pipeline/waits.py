@@ -48,8 +48,9 @@ class Waits:
         self.slot_seconds = 0.0  # a batch was chosen, but no slot was free for the version after it
 
     def begin(self, step: int, culprit: Culprit) -> None:
-        """The trainer waits for `culprit` from now on; a wait for the same reason and group goes on."""
+        """The trainer waits for `culprit` from now on; one for the same reason and group goes on, in its new words."""
         if self._current is not None and (self._current.why, self._current.group) == (culprit.why, culprit.group):
+            self._current = culprit
             return
         self.end()
         self._current, self._step, self._reported = culprit, step, self._clock()

@@ -58,6 +58,7 @@ class Progress:
         self._began = clock()
         self._times: deque[float] = deque(maxlen=SPEED_STEPS + 1)  # ends of steps: start-up is no step's time
         self._rewards: list[float] = []
+        self._without_gradient = 0  # batches
         self._concurrency = concurrency
         self._running_seconds = 0.0  # of all trajectories together
         self._sampling_seconds = 0.0
@@ -73,10 +74,11 @@ class Progress:
         now = self._clock()
         self._times.append(now)
         self._rewards.append(metrics.get("reward/mean", float("nan")))
+        self._without_gradient += metrics.get("train/updated") == 0
         interval = metrics.get("sampling/interval_seconds", 0.0)
         self._sampling_seconds += interval
         self._running_seconds += interval * metrics.get("sampling/concurrency_mean", 0.0)
-        speed = (len(self._times) - 1) / max(self._times[-1] - self._times[0], 1e-9)
+        speed = (len(self._times) - 1) / max(self._times[-1] - self._times[0], 1e-9)  # 0: one step has none yet
         self._line = step_line(self._mode, n, self._steps, speed, metrics)
         if self._live is None and (n in (1, self._steps) or now - self._shown >= PLAIN_SECONDS):
             self._shown = now
@@ -116,7 +118,12 @@ class Progress:
             first, last = self._rewards[:10], self._rewards[-20:]
             self._print(
                 f"reward: {_mean(first):.3f} over the first {len(first)} steps, {_mean(last):.3f} over the last "
-                f"{len(last)}; {done / max(seconds, 1e-9):.2f} steps/s"
+                f"{len(last)}; {_speed(done / max(seconds, 1e-9))}"
+            )
+        if self._without_gradient:
+            self._print(
+                f"no gradient: {self._without_gradient} of {done} batches left the weights as they were "
+                "(equal rewards in each group)"
             )
         if evaluation is not None:
             self._print(
@@ -135,11 +142,21 @@ class Progress:
                     self._print(f"  {name:<14} {purpose}")
 
     def _render(self) -> Text:
-        return Text(self._with_wait(), no_wrap=True, overflow="ellipsis")
+        # In a long wait its end is what counts: rather two lines than one that is cut.
+        return Text(self._with_wait(), no_wrap=self._seconds_since_step() < WAIT_SECONDS, overflow="ellipsis")
 
     def _with_wait(self) -> str:
         waits_for = self._waits_for()
-        return f"{self._line} | waits: {waits_for}" if waits_for else self._line
+        if not waits_for:
+            return self._line
+        seconds = self._seconds_since_step()
+        since = f"step {len(self._rewards)}" if self._rewards else "the start"
+        lasts = f" | {seconds:.0f} s since {since}" if seconds >= WAIT_SECONDS else ""
+        return f"{self._line} | waits: {waits_for}{lasts}"
+
+    def _seconds_since_step(self) -> float:
+        """Since the latest step, or the start."""
+        return self._clock() - (self._times[-1] if self._times else self._began)
 
     def _print(self, text: str) -> None:
         # Neither wrapped nor read as markup: a line is a line, also in a file.
@@ -151,7 +168,8 @@ def step_line(mode: str, n: int, steps: int, speed: float, metrics: Mapping[str,
     parts = [f"{mode} {n}/{steps}"]
     if "reward/mean" in metrics:
         parts.append(f"reward {metrics['reward/mean']:.3f}")
-    parts.append(f"{speed:.2f} steps/s")
+    if speed > 0.0:
+        parts.append(_speed(speed))
     if "sampling/generated_tokens_per_second" in metrics:
         parts.append(f"{metrics['sampling/generated_tokens_per_second']:.0f} tokens/s")
     ages = [
@@ -164,6 +182,11 @@ def step_line(mode: str, n: int, steps: int, speed: float, metrics: Mapping[str,
     if "staleness/wait_seconds" in metrics:
         parts.append(f"bound waited {metrics['staleness/wait_seconds']:.2f} s")
     return " | ".join(parts)
+
+
+def _speed(steps_per_second: float) -> str:
+    """A step of a real model may take minutes."""
+    return f"{steps_per_second:.2f} steps/s" if steps_per_second >= 0.1 else f"{1.0 / steps_per_second:.0f} s/step"
 
 
 def _mean(values: list[float]) -> float:

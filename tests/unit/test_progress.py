@@ -25,9 +25,9 @@ class Clock:
         return self.now
 
 
-def make(steps=3, terminal=False, waits_for=lambda: ""):
+def make(steps=3, terminal=False, width=200, waits_for=lambda: ""):
     output, clock = io.StringIO(), Clock()
-    console = Console(file=output, force_terminal=terminal, width=200, highlight=False)
+    console = Console(file=output, force_terminal=terminal, width=width, highlight=False)
     progress = Progress(steps=steps, mode="async", concurrency=192, waits_for=waits_for, console=console, clock=clock)
     return progress, output, clock
 
@@ -64,8 +64,45 @@ def test_a_long_wait_is_told_again_and_again_on_no_terminal():
     for now in (WAIT_SECONDS - 1, WAIT_SECONDS, WAIT_SECONDS + 1, 2 * WAIT_SECONDS):
         clock.now = now
         progress.remind()
-    lines = output.getvalue().splitlines()
-    assert len(lines) == 3 and all(line.endswith("| waits: group 7 [tool]") for line in lines)
+    waits = [line.split(" | waits: ")[1] for line in output.getvalue().splitlines()]
+    assert waits == ["group 7 [tool]", "group 7 [tool] | 10 s since step 1", "group 7 [tool] | 20 s since step 1"]
+
+
+def test_a_long_start_tells_how_long_it_takes():
+    progress, output, clock = make(waits_for=lambda: "the processes to start")
+    clock.now = WAIT_SECONDS
+    progress.remind()
+    assert output.getvalue() == "async: starting | waits: the processes to start | 10 s since the start\n"
+
+
+def test_a_long_wait_is_legible_on_a_narrow_terminal():
+    progress, output, clock = make(terminal=True, width=80, waits_for=lambda: "the learner, which trains batch 2")
+    clock.now = 1.0
+    progress.show(1, METRICS)
+    clock.now += WAIT_SECONDS
+    progress.close("completed", None)
+    shown = "".join(output.getvalue().splitlines())
+    assert "the learner, which trains batch 2 | 10 s since step 1" in shown
+
+
+def test_steps_that_take_long_are_told_in_seconds_a_step():
+    assert step_line("async", 2, 3, 0.1, {}) == "async 2/3 | 0.10 steps/s"
+    assert step_line("async", 2, 3, 1 / 83, {}) == "async 2/3 | 83 s/step"
+    progress, output, clock = make()
+    clock.now = 40.0
+    progress.show(1, METRICS)  # the start-up is in it, so it tells no speed
+    assert output.getvalue().startswith("async 1/3 | reward 0.250 | 5120 tokens/s | ")
+    progress.close("stopped", None)
+    assert output.getvalue().splitlines()[-1].endswith("; 40 s/step")
+
+
+def test_summary_tells_of_batches_without_a_gradient():
+    progress, output, _ = make()
+    for n, updated in enumerate((0, 1, 0), 1):
+        progress.show(n, METRICS | {"train/updated": updated})
+    progress.close("completed", None)
+    wanted = "no gradient: 2 of 3 batches left the weights as they were (equal rewards in each group)"
+    assert output.getvalue().splitlines()[-1] == wanted
 
 
 def test_nothing_is_told_while_the_trainer_waits_for_nobody():
