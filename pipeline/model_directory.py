@@ -146,7 +146,7 @@ def _find_directory(path: str | os.PathLike[str], where: str) -> Path:
         target = path.partition("/")[2]
         raise ConfigError(
             f"{where} is {path!r}, which is no directory here, and nothing is downloaded; if it is a model of the "
-            f"Hugging Face Hub, get it once with: huggingface-cli download {path} --local-dir {target}, and give that "
+            f"Hugging Face Hub, get it once with: hf download {path} --local-dir {target}, and give that "
             "directory."
         )
     may_be_tiny = where.lstrip("-").startswith("model")

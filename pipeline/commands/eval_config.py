@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.commands.options import Option, later_line, markdown_table, option_lines, option_table, text_of
+from pipeline.commands.options import Option, by_name, later_line, markdown_table, option_lines, option_table, text_of
 from pipeline.commands.shared_config import SharedConfig, check_eval_rows
 from pipeline.config import Budget, Sampling, Schedule
 from pipeline.config_checks import check_class, check_integer, option
 from pipeline.config_json import config_json
+from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig
 
 
@@ -98,4 +99,7 @@ def eval_table() -> str:
 
 
 def _default(one: Option) -> str:
+    by_task = {name: task.budget[one.name] for name, task in TASKS.items() if one.name in task.budget}
+    if by_task:
+        return by_name(by_task, one.default)
     return {"device": "auto", "samplers": "none", "task": "none"}.get(one.name) or text_of(one.default)

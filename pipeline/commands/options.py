@@ -149,9 +149,10 @@ class Option:
         by_task = {task: defaults[self.name] for task in TASKS if self.name in (defaults := task_defaults(task))}
         if self.name in COMMON:
             by_task = {}
-        if by_mode or by_task:
-            texts = [f"{key} {text_of(value)}" for key, value in (by_mode | by_task).items()]
-            return ", ".join(texts)
+        if by_mode:
+            by_task = by_mode | by_task
+        if by_task:
+            return by_name(by_task, MISSING if by_mode else self.default)
         return text_of(COMMON.get(self.name, DECIDED_LATE.get(self.name, self.default)))
 
     def _by_loss(self) -> dict[str, Any]:
@@ -211,6 +212,12 @@ def markdown_table(title: str, options: Mapping[str, Option], default_text: Call
     rows = [f"| {title} | value | default | meaning |", "| --- | --- | --- | --- |"]
     rows += [f"| `{one.flag}` | {kind_of(one)} | {default_text(one)} | {one.meaning} |" for one in options.values()]
     return "\n".join(rows)
+
+
+def by_name(defaults: Mapping[str, Any], general: Any) -> str:
+    """`8, calculator 4`: those of modes and tasks, behind the general one where a task goes without one of its own."""
+    shown = [] if general is MISSING or defaults.keys() >= TASKS.keys() else [text_of(general)]
+    return ", ".join(shown + [f"{name} {text_of(value)}" for name, value in defaults.items()])
 
 
 def text_of(value: Any) -> str:

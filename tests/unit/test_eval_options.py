@@ -111,3 +111,9 @@ def test_help_names_every_option():
     text = eval_help()
     for option in EVAL_OPTIONS.values():
         assert f"  {option.flag} " in text and option.meaning in text
+
+
+def test_help_shows_the_defaults_of_the_tasks():
+    text = eval_help()
+    assert "model turns of one trajectory (default: 8, calculator 4)" in text
+    assert "prompt, generated and framing together (default: 131072, calculator 1536)" in text

@@ -107,7 +107,7 @@ def test_tiny_starts_from_a_tiny_models_weights(tmp_path):
         ({"model": "missing"}, ["model is 'missing'", 'neither "tiny" nor a directory']),
         (
             {"model": "Qwen/Qwen3-0.6B"},
-            ["nothing is downloaded", "huggingface-cli download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B"],
+            ["nothing is downloaded", "hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B"],
         ),
         ({"model": "/dev/null"}, ["is no directory", "the directory that it lies in"]),
         ({"init": "missing"}, ["init is 'missing'", "no directory"]),

@@ -227,6 +227,16 @@ def test_help_lists_every_option_with_default_and_meaning():
     assert "async 192, sync 64" in text
 
 
+def test_a_default_that_tasks_change_is_shown_beside_the_general_one():
+    shown = {name: OPTIONS[name].default_text() for name in ("max_turns", "max_context_tokens", "steps", "concurrency")}
+    assert shown == {
+        "max_turns": "8, calculator 4",
+        "max_context_tokens": "guess 64, calculator 1536",
+        "steps": "guess 900, calculator 200",
+        "concurrency": "async 192, sync 64",
+    }
+
+
 # Options whose value can't be just any number, and what they need beside them.
 SETTINGS = {
     "mode": ["--mode", "sync"],
