@@ -23,6 +23,14 @@ REASONING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 Calls = list[dict[str, Any]]
 
 
+def without_reasoning(text: str) -> str:
+    """What a turn says behind its reasoning; nothing if that has no end."""
+    for begin, end in REASONING:
+        if text.startswith(begin, skip_space(text, 0)) or end in text:
+            text = text.partition(end)[2]
+    return text
+
+
 class ToolFormat(Protocol):
     """How a model family writes tool calls. `form` is a call as the model should have written it."""
 

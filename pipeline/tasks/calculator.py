@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from pipeline.chat.tool_formats import without_reasoning
 from pipeline.env import Env, TrajectoryView, tool
 from pipeline.errors import ConfigError
 from pipeline.tasks.arithmetic import evaluate, final_number, number_text
@@ -179,7 +180,7 @@ class Calculator(Env):
         return [{"role": "system", "content": SYSTEM}, *EXAMPLES, {"role": "user", "content": row["question"]}]
 
     def reward(self, traj: TrajectoryView, row: dict[str, Any]) -> float:
-        if final_number(traj.text) == row["answer"]:
+        if final_number(without_reasoning(traj.text)) == row["answer"]:
             return 1.0
         return self._call_credit if self._called else 0.0
 

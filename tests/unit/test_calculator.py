@@ -78,6 +78,21 @@ def test_a_call_that_ran_is_worth_a_little_without_the_answer(turns, reward):
     assert play(*turns, call_credit=0)[-1].result["reward"] == 0.0
 
 
+@pytest.mark.parametrize(
+    ("said", "reward"),
+    [
+        ("<think>\nThe answer is 241? No.\n</think>\n\nIt is 240.", 1.0),
+        ("<think>\nThe answer is 240? No.\n</think>\n\nIt is 241.", 0.0),
+        ("The answer is 240? No.\n</think>\n\nIt is 241.", 0.0),  # the template has opened it
+        ("<think>\nThe answer is 240.\n</think>", 0.0),
+        ("<think>\nThe answer is 240.", 0.0),
+        ("[THINK]The answer is 241.[/THINK]240", 1.0),
+    ],
+)
+def test_what_the_model_thinks_is_no_answer(said, reward):
+    assert play(said)[-1].result["reward"] == reward
+
+
 def test_what_cannot_be_evaluated_is_told_to_the_model_in_one_sentence():
     _, called = play([call("24 pencils * 10")])
     (message,) = called.result["messages"]
