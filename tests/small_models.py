@@ -157,8 +157,8 @@ def random_tensors(config: dict[str, Any], seed: int, dtype: torch.dtype) -> dic
             values = 1.0 + 0.1 * values  # near 1, as trained norms are, but each its own
         elif name.endswith("bias"):
             values = 0.1 * values
-        elif name != "model.embed_tokens.weight":
-            values = values / shape[-1] ** 0.5
+        elif name != "model.embed_tokens.weight" or config["tie_word_embeddings"]:
+            values = values / shape[-1] ** 0.5  # a tied head with longer rows would just repeat each token
         tensors[name] = values.to(dtype)
     return tensors
 

@@ -56,6 +56,7 @@ def test_every_family_trains_and_goes_on_from_what_it_saved(family, model, tmp_p
     steps = rl.run(trainer, rows, steps=2)
     assert [step.model_step for step in steps] == [1, 2]
     assert all(step.metrics["mismatch/max_abs_logprob"] < 1e-4 for step in steps[:1])
+    assert steps[0].metrics["train/entropy"] > 4.0, "log-probs that are all 0 would agree in any case"
     config = json.loads((tmp_path / "first" / "config.json").read_text())
     assert config["model"]["directory"] == config["model"]["weights"] == str(directory)
     saved = load_flat(trainer.checkpoint, model.model_config).numpy()
