@@ -12,6 +12,7 @@ from typing import Any
 
 from pipeline.chat.format import ChatFormat
 from pipeline.chat.model_chat import load_chat
+from pipeline.chat.tool_formats import FORMATS
 from pipeline.checkpoints import is_run_directory, weights_directory
 from pipeline.config_checks import shown
 from pipeline.errors import ConfigError, ConfigTypeError
@@ -22,7 +23,7 @@ from workers.model_files.safetensors_header import DTYPE_NAMES
 from workers.model_files.tensor_files import check_tensors
 
 TINY_NAME = "tiny"
-TOOL_FORMATS = ("auto", "hermes", "llama3", "mistral", "smollm")
+TOOL_FORMATS = ("auto", *sorted(FORMATS))
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 

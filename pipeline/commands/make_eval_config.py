@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoints import checkpoint_version, is_run_directory
-from pipeline.commands.arguments import Given, read_arguments
+from pipeline.commands.arguments import read_arguments
 from pipeline.commands.eval_config import EVAL_EXPOSED, EVAL_LATER, EVAL_OPTIONS, OF_A_RUN, EvalConfig
-from pipeline.commands.make_run_config import as_written, convert
+from pipeline.commands.make_run_config import as_written, check_names, convert
 from pipeline.commands.options import OPTIONS
 from pipeline.commands.shared_config import default_task
 from pipeline.config import Budget, Sampling, Schedule
-from pipeline.config_checks import suggestion
 from pipeline.errors import ConfigError
 from pipeline.model_directory import TINY_NAME, find_weights, has_tokenizer
 from pipeline.run_directory import check_run_dir
@@ -34,7 +33,7 @@ def parse_eval(arguments: Sequence[str]) -> EvalConfig:
             raise ConfigError(f"{flag} has no effect in headway eval, which trains nothing; leave it out.")
     given = read_arguments(arguments[1:], [*EVAL_OPTIONS], EVAL_LATER)
     own = {name: convert(EVAL_OPTIONS[name], item) for name, item in given.items()}
-    _check_task(own, given)
+    check_names(own, given, {"task": TASKS})
     checkpoint = find_weights(path, "The model")
     is_run = is_run_directory(path)
     model = str(checkpoint) if has_tokenizer(checkpoint) else TINY_NAME
@@ -51,14 +50,6 @@ def parse_eval(arguments: Sequence[str]) -> EvalConfig:
     if config.run_dir is not None:
         check_run_dir(config.run_dir, given["run_dir"].where)
     return config
-
-
-def _check_task(values: Mapping[str, Any], given: Mapping[str, Given]) -> None:
-    if "task" in values and values["task"] not in TASKS:
-        raise ConfigError(
-            f"{given['task'].where} is {values['task']!r}; it must be one of: {', '.join(TASKS)}."
-            + suggestion(values["task"], TASKS)
-        )
 
 
 def _build(values: Mapping[str, Any], **found: Any) -> EvalConfig:

@@ -6,7 +6,7 @@ sentence that names the option as the user wrote it.
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from pipeline.config import (
     Schedule,
     Truncation,
 )
-from pipeline.config_checks import suggestion
+from pipeline.config_checks import MAX_NUMBER, suggestion
 from pipeline.errors import ConfigError
 from pipeline.losses import LOSSES, CustomLoss, Loss
 from pipeline.model_directory import TINY_NAME, find_model, find_weights, has_tokenizer
@@ -38,7 +38,6 @@ from workers.devices import resolve_devices
 
 NUMBER = {int: r"[+-]?\d{1,30}", float: r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"}
 FLAGS = {"true": True, "false": False}  # how the command line writes them; a bare --flag is true
-MAX_NUMBER = 2.0**63  # so that every whole number fits 64 bits, wherever it goes
 
 
 def parse(arguments: Sequence[str]) -> RunConfig:
@@ -49,7 +48,7 @@ def parse(arguments: Sequence[str]) -> RunConfig:
     if config_file is not None:
         given = read_toml(Path(config_file.value), list(OPTIONS), LATER) | given
     values = {name: convert(OPTIONS[name], item) for name, item in given.items()}
-    _check_names(values, given)
+    check_names(values, given, {"mode": MODES, "task": TASKS})
     values |= find_directories(values, given)
     # Someone who sets the bound to 0 asks for synchronous training, whatever the mode is called.
     mode = values.get("mode", "sync" if values.get("max_staleness") == 0 else "async")
@@ -69,9 +68,11 @@ def parse(arguments: Sequence[str]) -> RunConfig:
     return config
 
 
-def _check_names(values: Mapping[str, Any], given: Mapping[str, Given]) -> None:
-    """Names that options choose from, before they choose defaults."""
-    for name, choices in (("mode", MODES), ("task", TASKS)):
+def check_names(
+    values: Mapping[str, Any], given: Mapping[str, Given], choices_by_name: Mapping[str, Iterable[str]]
+) -> None:
+    """Raise ConfigError for a name that is none of its option's choices, before it would choose defaults."""
+    for name, choices in choices_by_name.items():
         if name in values and values[name] not in choices:
             raise ConfigError(
                 f"{given[name].where} is {values[name]!r}; it must be one of: {', '.join(choices)}."

@@ -6,13 +6,13 @@ import json
 import numpy as np
 import pytest
 from running import audit, events_of, make_trainer, published_weights
-from small_models import FAMILIES, write_small_model
 
 import pipeline as rl
 from pipeline.evaluation.without_training import EvaluationRun
 from pipeline.model_directory import open_model, open_tiny
 from pipeline.run_directory import make_run_dir
 from pipeline.tasks import calculator, guess
+from tests.small_models import FAMILIES, write_small_model
 from workers.model_files.flat_weights import load_flat
 
 ENTROPY = 0.01  # a gradient for a model whose rewards are all equal

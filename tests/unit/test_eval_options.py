@@ -3,13 +3,13 @@
 import json
 
 import pytest
-from small_models import write_small_model
 
 from pipeline.commands.eval_config import EVAL_OPTIONS, eval_help
 from pipeline.commands.make_eval_config import parse_eval
 from pipeline.commands.make_run_config import parse
 from pipeline.errors import ConfigError
 from pipeline.tasks import TASKS
+from tests.small_models import write_small_model
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,11 @@ import subprocess
 import sys
 
 import pytest
-from small_models import FAMILIES, NUM_PADDED, write_json, write_small_model
 
 import pipeline as rl
 from pipeline.model_directory import open_model
 from pipeline.tasks import guess
+from tests.small_models import FAMILIES, NUM_PADDED, write_json, write_small_model
 from workers.model import init_flat
 from workers.model_config import TINY
 from workers.model_files.flat_weights import save_weights

@@ -3,11 +3,11 @@
 import shutil
 
 import pytest
-from small_models import write_small_model
 
 from pipeline.commands.launch import make_supervisor
 from pipeline.commands.make_run_config import parse
 from pipeline.errors import ConfigError
+from tests.small_models import write_small_model
 
 
 @pytest.fixture(scope="module")
