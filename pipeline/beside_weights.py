@@ -35,7 +35,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 
 def read_model_files(directory: Path | str) -> dict[str, bytes]:
     """Path within the directory -> contents. config.json tells the dtype: the tensors', if it says nothing itself, as
-    transformers takes it.
+    transformers takes it. Raises ConfigError for a dtype that no export could have.
     """
     directory = Path(directory)
     paths = [directory / name for name in COPIED if (directory / name).is_file()]
@@ -44,8 +44,11 @@ def read_model_files(directory: Path | str) -> dict[str, bytes]:
         files = {str(path.relative_to(directory)): path.read_bytes() for path in paths}
     except OSError as error:
         raise ConfigError(f"{error.filename} can't be read: {error.strerror}; make it readable.") from error
-    values = json.loads(files[CONFIG])
-    if _dtype_of(values) is None:
+    values, path = _config_values(files, directory), directory / CONFIG
+    dtype = _dtype_of(values)
+    if dtype is not None and dtype not in DTYPE_NAMES.values():
+        raise ConfigError(_dtype_refusal(path, dtype))  # now, for what the run saves is to be exported in it
+    if dtype is None:
         tensors = check_tensors(directory, read_model_config(directory))
         files[CONFIG] = json_bytes(values | {"dtype": DTYPE_NAMES[next(iter(tensors.values())).dtype]})
     return files
@@ -64,8 +67,23 @@ def model_dtype(directory: Path) -> str:
     path = directory / CONFIG
     dtype = _dtype_of(json.loads(path.read_bytes()))
     if dtype not in DTYPE_NAMES.values():
-        raise CheckpointError(f"{path} names the dtype {dtype!r:.100}; it must be one of {list(DTYPE_NAMES.values())}.")
+        raise CheckpointError(_dtype_refusal(path, dtype))
     return dtype
+
+
+def _config_values(files: dict[str, bytes], directory: Path) -> dict[str, Any]:
+    """config.json was whole when the model was opened, but its owner may have touched it since."""
+    try:
+        values = json.loads(files[CONFIG])
+    except (KeyError, ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{directory / CONFIG} is no longer what it was; put the model's own file back.")
+    return values
+
+
+def _dtype_refusal(path: Path, dtype: Any) -> str:
+    return f"{path} names the dtype {dtype!r:.100}; it must be one of {', '.join(DTYPE_NAMES.values())}."
 
 
 def _dtype_of(values: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from pipeline.errors import ConfigError
 from pipeline.events import EventLog
 from workers.errors import CheckpointError
 from workers.model_config import ModelConfig, layout
-from workers.model_files.tensor_files import SINGLE
+from workers.model_files.tensor_files import SINGLE, other_weights
 
 FOLDER = "checkpoints"
 TEMPORARY = ".tmp-"  # how an unfinished checkpoint's name begins
@@ -114,7 +114,8 @@ def weights_directory(path: Path | str) -> Path:
     if is_run_directory(path):
         return run_checkpoint(path)
     if not os.path.isfile(os.path.join(path, CONFIG)):
-        raise ConfigError(f"{path} is neither a run directory nor a model directory (it has no {CONFIG}).")
+        neither = f"{path} is neither a run directory nor a model directory (it has no {CONFIG})."
+        raise ConfigError(other_weights(path) or neither)
     return Path(path)
 
 

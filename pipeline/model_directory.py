@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.beside_weights import CONFIG, TOKENIZER_FILES
 from pipeline.chat.format import ChatFormat
 from pipeline.chat.model_chat import load_chat
 from pipeline.chat.tool_formats import FORMATS
@@ -20,10 +21,11 @@ from shm.errors import HeadwayError
 from workers.model_config import ModelConfig
 from workers.model_files.config import read_model_config
 from workers.model_files.safetensors_header import DTYPE_NAMES
-from workers.model_files.tensor_files import check_tensors
+from workers.model_files.tensor_files import check_tensors, other_weights
 
 TINY_NAME = "tiny"
 TOOL_FORMATS = ("auto", *sorted(FORMATS))
+SPEECH_FILES = (*TOKENIZER_FILES, "tokenizer_config.json", "vocab.json", "chat_template.jinja")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 
@@ -122,7 +124,10 @@ def find_model(path: str | os.PathLike[str], where: str = "model") -> Path:
     """The absolute path of a directory that may hold a model. Raises ConfigError, naming `where` it was given."""
     directory = _find_directory(path, where)
     if is_run_directory(directory):
-        raise ConfigError(f"{where} is {path}, the directory of a run; to go on from its weights, give it as init.")
+        init = where.replace("model", "init")  # in the form in which this one was given
+        raise ConfigError(f"{where} is {path}, the directory of a run; to go on from its weights, give it as {init}.")
+    if not os.path.lexists(directory / CONFIG) and (told := other_weights(directory)):
+        raise ConfigError(told)
     return directory
 
 
@@ -131,9 +136,9 @@ def find_weights(path: str | os.PathLike[str], where: str = "init") -> Path:
     return Path(os.path.abspath(weights_directory(_find_directory(path, where))))
 
 
-def has_tokenizer(directory: str | os.PathLike[str]) -> bool:
-    """Whether the model says how it speaks; what a run of the tiny one saves does not."""
-    return os.path.lexists(os.path.join(directory, "tokenizer.json"))
+def says_how_it_speaks(directory: str | os.PathLike[str]) -> bool:
+    """Whether a model has files of a tokenizer, whole or not; what a run of the tiny one saves has none."""
+    return any(os.path.lexists(os.path.join(directory, name)) for name in SPEECH_FILES)
 
 
 def _find_directory(path: str | os.PathLike[str], where: str) -> Path:

@@ -27,7 +27,8 @@ def check_run_dir(run_dir: str, where: str = "run_dir") -> None:
     path = Path(run_dir)
     found = [name for name in RUN_FILES if os.path.lexists(path / name)]
     if found:
-        raise ConfigError(f"{where} is {run_dir}, which holds a run already ({found[0]}); name another directory.")
+        what = "a run already, or a model" if found == ["config.json"] else "a run already"
+        raise ConfigError(f"{where} is {run_dir}, which holds {what} ({found[0]}); name another directory.")
     existing = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
     if not existing.is_dir():
         raise ConfigError(f"{where} is {run_dir}, but {existing} is not a directory; name another one.")

@@ -1,6 +1,7 @@
 """Supervisor: the model, and the processes that sample from it and train it."""
 
 import asyncio
+import json
 import os
 import threading
 import time
@@ -87,7 +88,8 @@ class Supervisor:
         template_options: Mapping[str, Any] | None,
         model_config: ModelConfig | None,
     ) -> ModelSource:
-        is_tiny = model == TINY_NAME
+        is_tiny = isinstance(model, str) and model == TINY_NAME
+        _check_template_options(template_options)
         if (is_tiny or chat is not None) and (template_options or self.tool_format != "auto"):
             why = "a chat format of your own has neither" if chat is not None else '"tiny" has no chat template'
             raise ConfigError(
@@ -177,3 +179,16 @@ class Supervisor:
             await run.close()
         finally:
             self._run = None
+
+
+def _check_template_options(options: Any) -> None:
+    """Raise ConfigTypeError unless they are plain values by name, as config.json can hold them."""
+    try:
+        plain = isinstance(options, Mapping) and all(isinstance(name, str) for name in options)
+        if options is None or (plain and json.dumps(dict(options))):
+            return
+    except (TypeError, ValueError, RecursionError):  # of a value that is no JSON
+        pass
+    raise ConfigTypeError(
+        f"template_options is {shown(options)}; give a dict of the template's variables by name, with plain values."
+    )

@@ -37,8 +37,11 @@ def read_tokenizer(directory: Path) -> dict[str, Any]:
                 {key: token[key] for key in ("id", "content")} | {key: token.get(key, False) for key in _FLAGS}
             )
             known.add(token["content"])
-    vocab = tokenizer["model"].get("vocab")
-    ids = vocab if isinstance(vocab, dict) else {entry[0]: index for index, entry in enumerate(vocab or [])}
+    vocab = tokenizer["model"].get("vocab") or []
+    entries = vocab if isinstance(vocab, list) else []
+    if not isinstance(vocab, dict | list) or not all(isinstance(entry, list) and entry for entry in entries):
+        raise ConfigError(f'The "vocab" of {directory / "tokenizer.json"} holds no tokens. Fetch it again.')
+    ids = vocab if isinstance(vocab, dict) else {entry[0]: index for index, entry in enumerate(entries)}
     for name in special_tokens(directory).values():
         if name not in known and name in ids:
             flags = dict.fromkeys(_FLAGS, False) | {"special": True}

@@ -31,7 +31,7 @@ def export(run_dir: str, out_dir: str) -> str:
     out = Path(out_dir).resolve()
     _check_out(out)
     tensors = check_tensors(checkpoint, read_model_config(checkpoint))
-    files, dtype = read_model_files(checkpoint), model_dtype(checkpoint)
+    dtype, files = model_dtype(checkpoint), read_model_files(checkpoint)
     shards = plan_shards(tensors, _BYTES_OF[dtype], SHARD_BYTES)
     num_bytes = sum(info.num_elements for info in tensors.values()) * _BYTES_OF[dtype]
     require_space(out.parent, num_bytes + sum(map(len, files.values())))

@@ -14,7 +14,7 @@ from pipeline.commands.options import OPTIONS
 from pipeline.commands.shared_config import default_task
 from pipeline.config import Budget, Sampling, Schedule
 from pipeline.errors import ConfigError
-from pipeline.model_directory import TINY_NAME, find_weights, has_tokenizer
+from pipeline.model_directory import TINY_NAME, find_weights, says_how_it_speaks
 from pipeline.run_directory import check_run_dir
 from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig
@@ -36,7 +36,7 @@ def parse_eval(arguments: Sequence[str]) -> EvalConfig:
     check_names(own, given, {"task": TASKS})
     checkpoint = find_weights(path, "The model")
     is_run = is_run_directory(path)
-    model = str(checkpoint) if has_tokenizer(checkpoint) else TINY_NAME
+    model = str(checkpoint) if says_how_it_speaks(checkpoint) else TINY_NAME
     values = (_of_run(Path(path)) if is_run else {}) | own
     task = values.setdefault("task", default_task(model))
     values = dict(TASKS[task].budget) | values

@@ -29,7 +29,7 @@ from pipeline.config import (
 from pipeline.config_checks import MAX_NUMBER, suggestion
 from pipeline.errors import ConfigError
 from pipeline.losses import LOSSES, CustomLoss, Loss
-from pipeline.model_directory import TINY_NAME, find_model, find_weights, has_tokenizer
+from pipeline.model_directory import TINY_NAME, find_model, find_weights, says_how_it_speaks
 from pipeline.run_directory import check_run_dir
 from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig, TrainerConfig
@@ -86,7 +86,7 @@ def find_directories(values: Mapping[str, Any], given: Mapping[str, Given]) -> d
     if values.get("init") is not None:
         weights = find_weights(values["init"], given["init"].where)
         found["init"] = os.path.abspath(values["init"])
-        if "model" not in values and has_tokenizer(weights):
+        if "model" not in values and says_how_it_speaks(weights):
             found["model"] = str(weights)
     if values.get("model", TINY_NAME) != TINY_NAME:
         found["model"] = str(find_model(values["model"], given["model"].where))

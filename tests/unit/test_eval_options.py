@@ -59,6 +59,12 @@ def test_a_model_directory_is_measured_on_the_calculator(tmp_path):
     assert (found.eval_rows, found.eval_group_size) == (None, 4)
 
 
+def test_a_model_without_its_tokenizer_is_not_taken_for_the_tiny_one(tmp_path):
+    directory = write_small_model(tmp_path / "model")
+    (directory / "tokenizer.json").unlink()
+    assert parse_eval([str(directory)]).model == str(directory)  # which is then refused for what it lacks
+
+
 def test_at_temperature_0_one_trajectory_a_row_says_all(tmp_path):
     run = write_run(tmp_path / "run")
     assert parse_eval([run, "--temperature", "0"]).eval_group_size == 1

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import pipeline as rl
+from pipeline.beside_weights import read_model_files
 from pipeline.model_directory import open_model
 from pipeline.tasks import guess
 from tests.small_models import FAMILIES, NUM_PADDED, write_json, write_small_model
@@ -123,6 +124,12 @@ def test_what_is_no_model_is_refused(arguments, parts):
         assert part in str(error.value)
 
 
+@pytest.mark.parametrize("options", ["a=1", ["a"], {1: 2}, {"tools": object()}])
+def test_template_options_that_are_no_plain_values_by_name_are_refused(options, whole):
+    with pytest.raises(TypeError, match="template_options is .*; give a dict of the template's variables by name"):
+        rl.Supervisor(whole, template_options=options, device="cpu")
+
+
 def test_a_model_config_belongs_to_tiny(whole):
     with pytest.raises(rl.ConfigError, match='model_config is that of "tiny"'):
         rl.Supervisor(whole, model_config=TINY, device="cpu")
@@ -131,6 +138,41 @@ def test_a_model_config_belongs_to_tiny(whole):
 def edit_config(directory, **values):
     path = directory / "config.json"
     write_json(path, json.loads(path.read_text()) | values)
+
+
+def edit_tokens(directory, **values):
+    path = directory / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    write_json(path, tokenizer | {"model": tokenizer["model"] | values})
+
+
+@pytest.mark.parametrize(
+    ("file", "part"), [("adapter_model.safetensors", "merge_and_unload"), ("m.gguf", "gguf_file=")]
+)
+@pytest.mark.parametrize("argument", ["model", "init"])
+def test_weights_of_another_form_alone_are_told_from_nothing(argument, file, part, tmp_path):
+    (tmp_path / file).touch()
+    with pytest.raises(rl.ConfigError, match=part):
+        rl.Supervisor(**{argument: tmp_path}, device="cpu")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "auto", 7])
+def test_a_dtype_that_no_export_could_have_is_refused_before_training(dtype, copy):
+    edit_config(copy, torch_dtype=dtype)
+    with pytest.raises(
+        rl.ConfigError, match=f"names the dtype {dtype!r}; it must be one of float32, bfloat16, float16"
+    ):
+        read_model_files(copy)
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]"])
+def test_a_config_that_was_touched_after_the_model_was_opened_is_told(text, copy):
+    open_model(copy)
+    (copy / "config.json").unlink()
+    if text is not None:
+        (copy / "config.json").write_text(text)
+    with pytest.raises(rl.ConfigError, match="config.json is no longer what it was"):
+        read_model_files(copy)
 
 
 def truncate(directory):
@@ -151,8 +193,12 @@ def truncate(directory):
         (lambda directory: (directory / "tokenizer.json").write_text("{}"), "tokenizer.json"),
         (lambda directory: (directory / "chat_template.jinja").unlink(), "chat template"),
         (lambda directory: edit_config(directory, vocab_size=200), "ids up to"),
+        (lambda directory: (directory / "adapter_config.json").touch(), "an adapter (adapter_config.json) beside a"),
+        (lambda directory: edit_tokens(directory, vocab=7), 'The "vocab" of'),
+        (lambda directory: edit_tokens(directory, vocab=[{}]), 'The "vocab" of'),
     ],
-    ids=["weights", "cut", "json", "config", "family", "layers", "tokenizer", "tokens", "template", "vocabulary"],
+    ids=["weights", "cut", "json", "config", "family", "layers", "tokenizer", "tokens", "template", "vocabulary"]
+    + ["adapter", "number", "entry"],
 )
 def test_a_directory_with_a_fault_is_refused_in_one_sentence(damage, part, copy):
     damage(copy)

@@ -44,7 +44,8 @@ def test_init_alone_names_the_model_too(directory, run):
 
 
 def test_init_of_a_tiny_run_leaves_the_model_tiny(run):
-    (run / "checkpoints" / "version-4" / "tokenizer.json").unlink()
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (run / "checkpoints" / "version-4" / name).unlink()
     config = parse_here("--init", run)
     assert (config.model, config.task) == ("tiny", "guess")
 

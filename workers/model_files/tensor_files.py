@@ -17,6 +17,7 @@ from workers.model_files.safetensors_header import DTYPE_BYTES, TensorInfo, read
 from workers.model_files.tensor_names import EMBEDDING, HEAD, hf_places
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"  # of peft, beside or without a model
 MAX_LISTED = 20  # names in one sentence
 IGNORED_SUFFIX = ".rotary_emb.inv_freq"
 OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
@@ -31,6 +32,11 @@ def find_tensors(directory: Path | str) -> dict[str, TensorInfo]:
     if not directory.is_dir():
         raise CheckpointError(f"{directory} is no directory; name the directory of a model.")
     single, index = (os.path.lexists(directory / name) for name in (SINGLE, INDEX))
+    if (single or index) and os.path.lexists(directory / ADAPTER_CONFIG):
+        raise CheckpointError(
+            f"{directory} holds an adapter ({ADAPTER_CONFIG}) beside a model, so which weights are meant is open; "
+            "merge the two, as peft's merge_and_unload does, or remove the adapter's files."
+        )
     if single and index:
         raise CheckpointError(
             f"{directory} holds both {SINGLE} and {INDEX}, so which weights are meant is open; remove one of them."
@@ -134,25 +140,34 @@ def _read_weight_map(path: Path) -> dict[str, str]:
     return weight_map
 
 
+def other_weights(directory: Path | str) -> str | None:
+    """What a directory holds in the place of a model's safetensors, and how to make a model of it; None if it is
+    nothing known.
+    """
+    names = sorted(os.listdir(directory))
+    if ADAPTER in names:
+        return (
+            f"{directory} holds an adapter ({ADAPTER}) without the model it belongs to; merge the two, as peft's "
+            "merge_and_unload does, and give the merged model."
+        )
+    others = [name for name in names if name.endswith(OTHER_FORMATS) and name != "training_args.bin"]
+    if not others or any(name.endswith(".safetensors") for name in names):
+        return None
+    source = f"gguf_file={others[0]!r}" if others[0].endswith(".gguf") else ""
+    arguments = ", ".join(part for part in (f"{str(directory)!r}", source) if part)
+    return (
+        f"{directory} holds weights only as {listed(others)}, and Headway reads safetensors alone; convert them once "
+        f"with transformers: AutoModelForCausalLM.from_pretrained({arguments}).save_pretrained(NEW_DIR)."
+    )
+
+
 def _no_weights(directory: Path) -> str:
     """Why there is nothing to load, from what is there instead."""
-    names = sorted(os.listdir(directory))
-    shards = [name for name in names if name.endswith(".safetensors")]
-    others = [name for name in names if name.endswith(OTHER_FORMATS) and name != "training_args.bin"]
-    if "adapter_model.safetensors" in shards:
-        return (
-            f"{directory} holds an adapter (adapter_model.safetensors) without the model it belongs to; merge the two, "
-            "as peft's merge_and_unload does, and give the merged model."
-        )
+    if told := other_weights(directory):
+        return told
+    shards = [name for name in sorted(os.listdir(directory)) if name.endswith(".safetensors")]
     if shards:
         return f"{directory} holds {listed(shards)}, but neither {SINGLE} nor {INDEX}; add the index that names them."
-    if others:
-        source = f"gguf_file={others[0]!r}" if others[0].endswith(".gguf") else ""
-        arguments = ", ".join(part for part in (f"{str(directory)!r}", source) if part)
-        return (
-            f"{directory} holds weights only as {listed(others)}, and Headway reads safetensors alone; convert them "
-            f"once with transformers: AutoModelForCausalLM.from_pretrained({arguments}).save_pretrained(NEW_DIR)."
-        )
     return f"{directory} holds no weights, neither {SINGLE} nor {INDEX}; name the directory of a whole model."
 
 
