@@ -3,7 +3,16 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.commands.options import Option, by_name, later_line, markdown_table, option_lines, option_table, text_of
+from pipeline.commands.options import (
+    EXPOSED,
+    Option,
+    by_name,
+    later_line,
+    markdown_table,
+    option_lines,
+    option_table,
+    text_of,
+)
 from pipeline.commands.shared_config import SharedConfig, check_eval_rows
 from pipeline.config import Budget, Sampling, Schedule
 from pipeline.config_checks import check_class, check_integer, option
@@ -54,26 +63,15 @@ EVAL_EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
         ),
     ),
     (Schedule, ("concurrency", "max_sample_requests")),
-    (
-        Budget,
-        (
-            "max_turns",
-            "max_generated_tokens",
-            "max_context_tokens",
-            "segment_tokens",
-            "max_turn_tokens",
-            "final_answer_reserve",
-            "tool_output_tokens",
-        ),
-    ),
-    (Sampling, ("temperature", "top_p", "top_k")),
+    (Budget, dict(EXPOSED)[Budget]),
+    (Sampling, dict(EXPOSED)[Sampling]),
     (EngineConfig, ("environment_timeout",)),
 )
 EVAL_OPTIONS = option_table(EVAL_EXPOSED)
 OF_A_RUN = (  # what an evaluation of a run does as the run did, unless told otherwise
     *("task", "template_options", "tool_format", "seed", "dtype", "tool_latency", "environment_timeout"),
-    *("temperature", "top_p", "top_k"),
-    *(name for owner, names in EVAL_EXPOSED if owner is Budget for name in names),
+    *dict(EXPOSED)[Sampling],
+    *dict(EXPOSED)[Budget],
 )
 EVAL_LATER = {
     "env": "environments of your own run through the Python API (README.md); headway eval measures built-in tasks",
