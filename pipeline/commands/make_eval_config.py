@@ -11,10 +11,10 @@ from pipeline.commands.arguments import read_arguments
 from pipeline.commands.eval_config import EVAL_EXPOSED, EVAL_LATER, EVAL_OPTIONS, OF_A_RUN, EvalConfig
 from pipeline.commands.make_run_config import as_written, check_names, convert
 from pipeline.commands.options import OPTIONS
-from pipeline.commands.shared_config import default_task
+from pipeline.commands.shared_config import default_task, parse_template_options
 from pipeline.config import Budget, Sampling, Schedule
 from pipeline.errors import ConfigError
-from pipeline.model_directory import TINY_NAME, find_weights, says_how_it_speaks
+from pipeline.model_directory import TINY_NAME, TOOL_FORMATS, find_weights, says_how_it_speaks
 from pipeline.run_directory import check_run_dir
 from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig
@@ -71,8 +71,8 @@ def _of_run(run_dir: Path) -> dict[str, Any]:
     """The options that the run had, by name, as its config.json tells; a run of the Python API has no task."""
     path = run_dir / "config.json"
     try:
-        record = json.loads(path.read_bytes())["config"]
-        owners = {part["class"]: part for part in _parts(record)}
+        values = json.loads(path.read_bytes())
+        owners = {part["class"]: part for part in _parts(values["config"])}
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}; make it readable.") from error
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -83,6 +83,32 @@ def _of_run(run_dir: Path) -> dict[str, Any]:
         owner = {EvalConfig: "RunConfig", Sampling: "EngineConfig"}.get(option.owner, option.owner.__name__)
         if option.field in owners.get(owner, {}):
             found[name] = owners[owner][option.field]
+    return _of_a_python_run(values, path) | found
+
+
+_WORDS = {"True": "true", "False": "false", "None": "none"}
+
+
+def _of_a_python_run(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """What a run of the Python API, which has no RunConfig, tells of itself elsewhere in its config.json."""
+    found: dict[str, Any] = {"seed": values["seed"]} if type(values.get("seed")) is int else {}
+    model = values.get("model")
+    if not isinstance(model, dict):
+        return found
+    if model.get("tool_format") in TOOL_FORMATS:
+        found["tool_format"] = model["tool_format"]
+    options = model.get("template_options")
+    if isinstance(options, dict) and options:
+        text = ",".join(f"{name}={_WORDS.get(repr(value), value)}" for name, value in options.items())
+        try:
+            written = parse_template_options(text)
+        except ConfigError:
+            written = None
+        if written != options:
+            raise ConfigError(
+                f"{path} has template options that a command line can't name; evaluate in Python instead."
+            )
+        found["template_options"] = text
     return found
 
 

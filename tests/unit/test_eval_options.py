@@ -7,6 +7,7 @@ import pytest
 from pipeline.commands.eval_config import EVAL_OPTIONS, eval_help
 from pipeline.commands.make_eval_config import parse_eval
 from pipeline.commands.make_run_config import parse
+from pipeline.commands.shared_config import parse_template_options
 from pipeline.errors import ConfigError
 from pipeline.tasks import TASKS
 from tests.small_models import write_small_model
@@ -63,6 +64,30 @@ def test_a_model_without_its_tokenizer_is_not_taken_for_the_tiny_one(tmp_path):
     directory = write_small_model(tmp_path / "model")
     (directory / "tokenizer.json").unlink()
     assert parse_eval([str(directory)]).model == str(directory)  # which is then refused for what it lacks
+
+
+def write_python_run(path, **model):
+    """As a run of the Python API leaves it: the trainer's options, and beside them what the model was opened with."""
+    write_small_model(path / "checkpoints" / "version-2")
+    (path / "events.jsonl").touch()
+    record = {"seed": 5, "config": {"class": "TrainerConfig"}, "model": model}
+    (path / "config.json").write_text(json.dumps(record))
+    return str(path)
+
+
+def test_a_run_of_the_python_api_is_measured_with_its_seed_and_template_options(tmp_path):
+    options = {"enable_thinking": False, "level": 2, "style": "dry", "extra": None}
+    run = write_python_run(tmp_path / "run", template_options=options, tool_format="llama3")
+    found = parse_eval([run])
+    assert parse_template_options(found.template_options) == options
+    assert (found.tool_format, found.seed, found.engine.sampling.seed) == ("llama3", 5, 5)
+    own = parse_eval([run, "--template-options", "level=3", "--seed", "6"])
+    assert (own.template_options, own.seed, own.tool_format) == ("level=3", 6, "llama3")
+
+
+def test_template_options_that_are_no_text_are_not_left_out_unseen(tmp_path):
+    run = write_python_run(tmp_path / "run", template_options={"names": ["a", "b"]}, tool_format="auto")
+    assert "config.json has template options that a command line can't name" in refusal(run)
 
 
 def test_at_temperature_0_one_trajectory_a_row_says_all(tmp_path):
