@@ -83,7 +83,7 @@ def _of_run(run_dir: Path) -> dict[str, Any]:
         owner = {EvalConfig: "RunConfig", Sampling: "EngineConfig"}.get(option.owner, option.owner.__name__)
         if option.field in owners.get(owner, {}):
             found[name] = owners[owner][option.field]
-    return _of_a_python_run(values, path) | found
+    return found if "RunConfig" in owners else _of_a_python_run(values, path) | found
 
 
 _WORDS = {"True": "true", "False": "false", "None": "none"}
