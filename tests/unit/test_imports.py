@@ -93,3 +93,13 @@ def test_no_two_test_files_have_one_name():
     # pytest imports them by their bare name, and refuses to collect the second.
     names = [path.name for path in ALL_FILES if path.is_relative_to(ROOT / "tests")]
     assert sorted(names) == sorted(set(names))
+
+
+def test_the_library_imports_no_command():
+    wrong = {}
+    for path in FILES:
+        relative = path.relative_to(ROOT)
+        if relative.parts[:2] != ("pipeline", "commands") and relative.parts[0] != "run.py":
+            if found := {module for module in imported_modules(path) if module.startswith("pipeline.commands")}:
+                wrong[str(relative)] = sorted(found)
+    assert wrong == {}
