@@ -1,1 +1,1 @@
-"""The command line: its commands, their options and configs, and what a user sees of a run. Nothing else imports it."""
+"""The command line: its commands, their options and configs, and what a user sees of a run. The library never imports it."""
