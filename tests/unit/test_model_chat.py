@@ -124,11 +124,11 @@ def test_white_space_that_the_template_changes_rewrites_nothing(chats, said):
 def test_white_space_before_the_turn_that_depends_on_what_follows_rewrites_nothing(tmp_path):
     """Hermes 3 writes a line break behind a tool's result, unless the conversation ends there."""
     template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{% for m in messages %}<|im_start|>{{ m.role }}:"
         "{% if m.role == 'tool' %}<tool_response>\n{{ m.content }}\n</tool_response>{{ '' if loop.last else '\n' }}"
         "{% else %}{{ m.content }}{% endif %}"
         "{% for call in m.tool_calls %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
-        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant:{% endif %}"
     )
     chat = load_chat(write_chat_model(tmp_path, template=template))
     call = turn_of(chat, sampled(chat, CALLS["qwen2_5"] + "<|im_end|>"))
@@ -137,7 +137,32 @@ def test_white_space_before_the_turn_that_depends_on_what_follows_rewrites_nothi
         answer = turn_of(chat, sampled(chat, said + "<|im_end|>"))
         reply = chat.render_reply(history, answer, [MORE], [])
         assert not reply.rewrites
-        assert chat.decode(reply.tokens) == f"\n<|im_start|>user\n{MORE['content']}<|im_end|>\n<|im_start|>assistant\n"
+        assert chat.decode(reply.tokens) == f"\n<|im_start|>user:{MORE['content']}<|im_end|>\n<|im_start|>assistant:"
+
+
+def test_a_call_that_the_template_leaves_out_is_a_rewritten_past(tmp_path):
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{% if m.tool_calls %}<tool_call>{{ m.tool_calls[0].function | tojson }}</tool_call>{% endif %}"
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    chat = load_chat(write_chat_model(tmp_path, template=template))
+    one, other = CALLS["qwen2_5"], CALLS["qwen2_5"].replace("add", "sum")
+    for text, rewrites in ((one, False), (one + other, True)):
+        turn = turn_of(chat, sampled(chat, text + "<|im_end|>"))
+        messages = [result("3", number + 1) for number in range(len(turn.tool_calls))]
+        assert chat.render_reply([USER], turn, messages, []).rewrites == rewrites
+
+
+@pytest.mark.parametrize("kind", ["metaspace", "prepend"])
+def test_white_space_behind_the_end_is_encoded_as_in_the_whole(tmp_path, kind):
+    """Such tokenizers put a space before a text that begins without a token."""
+    chat = load_chat(write_chat_model(tmp_path, kind=kind))
+    ids = sampled(chat, "It is 3.<|im_end|>")
+    reply = chat.render_reply([USER], turn_of(chat, ids), [MORE], [])
+    following = whole(chat, [USER], turn_of(chat, ids), [MORE])
+    assert not reply.rewrites and following[-len(reply.tokens) :] == reply.tokens
+    assert following[-len(reply.tokens) - 1] == ids[-1]
 
 
 def test_text_beside_a_call_that_the_template_leaves_out_is_a_rewritten_past(chats):
@@ -343,6 +368,22 @@ def test_one_token_begins_a_text(chats):
         first = chat._text.controls[first]
         prompt = chat.render_prompt([{"role": "user", "content": "<s><|begin_of_text|> hi"}], [])
         assert prompt[0] == first and prompt.count(first) == 1
+
+
+def test_the_opening_of_the_next_turn_is_no_end_of_this_one(tmp_path):
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    chat = load_chat(write_chat_model(tmp_path, template=template))
+    text = "It is <|im_start|>3."
+    ids = [index for char in text for index in sampled(chat, char)]
+    turn = turn_of(chat, [*ids, chat.stop_ids[0]])
+    reply = chat.render_reply([USER], turn, [MORE], [])
+    framing = f"\n<|im_start|>user\n{MORE['content']}\n<|im_start|>assistant\n"
+    assert (chat.decode(reply.tokens), reply.rewrites) == (framing, False)
+    opening = chat._text.controls["<|im_start|>"]
+    assert whole(chat, [USER], turn, [MORE]).count(opening) == 4, "what the model said opens no turn"
 
 
 def test_a_groups_prompt_is_encoded_once_and_each_member_gets_its_own_list(chats, monkeypatch):
