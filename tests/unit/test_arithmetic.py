@@ -131,3 +131,7 @@ def test_the_number_that_a_text_gives_as_its_answer(text, number):
 @given(st.text("0123456789.,-$ =answeri:\n", max_size=60))
 def test_any_text_gives_a_number_or_none(text):
     final_number(text)
+
+
+def test_the_answer_may_stand_on_a_later_line():
+    assert final_number("The answer is, in pencils:\n\n408\nThat was 24 * 17.") == 408
