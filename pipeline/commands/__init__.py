@@ -1,1 +1,4 @@
-"""The command line: its commands, their options and configs, and what a user sees of a run. The library never imports it."""
+"""The command line: its commands, their options and configs, and what a user sees of a run.
+
+The rest of pipeline/ never imports it; benches do.
+"""
