@@ -81,6 +81,7 @@ def test_biases_are_read_where_the_model_type_has_them():
         ("qwen2", {"sliding_window": 7, "max_window_layers": 2, "use_sliding_window": True}, (0, 0, 7, 7)),
         ("qwen2", {"sliding_window": 7, "max_window_layers": 0, "use_sliding_window": True}, (7,) * 4),
         ("qwen2", {"use_sliding_window": True}, ()),
+        ("qwen2", {"use_sliding_window": True, "num_hidden_layers": 30}, (0,) * 28 + (4096,) * 2),
         (
             "qwen3",
             {
@@ -178,7 +179,13 @@ def test_dynamic_scaling_ends_the_context_where_it_would_begin_to_change_it():
         ({"model_type": ["llama"]}, "model_type is .'llama'."),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported is silu"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is .*gptq.*unquantised"),
+        ({"quantization": {"bits": 4}}, "quantization is .*unquantised"),
         ({"num_local_experts": 8}, "num_local_experts is 8; .*dense"),
+        ({"num_experts": 8}, "num_experts is 8"),
+        ({"n_routed_experts": 8}, "n_routed_experts is 8"),
+        ({"per_layer_config": {"0": {}}}, "per_layer_config is "),
+        ({"is_encoder_decoder": True}, "is_encoder_decoder is True"),
+        ({"add_cross_attention": True}, "add_cross_attention is True"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; supported is rotating whole heads"),
         ({"rope_parameters": {"partial_rotary_factor": 0.25}}, "rope_parameters: partial_rotary_factor is 0.25"),
         (

@@ -62,6 +62,15 @@ ROPES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
+# Where yarn's blend would begin before the first pair of features, end behind the last one, or have no length.
+YARN_EDGES: dict[str, dict[str, Any]] = {
+    "begins_early": {"original_max_position_embeddings": 100},
+    "ends_in_the_second_half": {"original_max_position_embeddings": 4096, "rope_theta": 100.0},
+    "ends_late": {"original_max_position_embeddings": 4096, "rope_theta": 10.0, "beta_fast": 500.0},
+    "is_a_step": {"original_max_position_embeddings": 1024, "beta_fast": 4.0, "beta_slow": 4.0, "truncate": False},
+    "is_a_step_at_the_first_pair": {"original_max_position_embeddings": 6},
+}
+
 
 def record_logits(monkeypatch, module) -> list[torch.Tensor]:
     """What the module's passes compute from now on, one [M, V] each."""
@@ -171,6 +180,16 @@ def test_rotations_are_those_of_transformers(name, theta, head_dim):
     ours = torch.tensor(frequencies(twin.config.rope, theta, head_dim))
     torch.testing.assert_close(ours, rotary.inv_freq, rtol=2e-6, atol=0)
     assert twin.config.rope.attention_factor == pytest.approx(rotary.attention_scaling, rel=1e-12)
+
+
+@pytest.mark.parametrize("head_dim", [8, 64])
+@pytest.mark.parametrize("name", YARN_EDGES)
+def test_rotations_are_those_of_transformers_at_the_edges_of_yarn(name, head_dim):
+    heads = {"hidden_size": 2 * head_dim, "num_attention_heads": 2, "head_dim": head_dim, "num_hidden_layers": 1}
+    scaling = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0} | YARN_EDGES[name]
+    twin = HFTwin("llama", max_position_embeddings=LONG, rope_parameters=scaling, **heads)
+    ours = torch.tensor(frequencies(twin.config.rope, scaling["rope_theta"], head_dim))
+    torch.testing.assert_close(ours, twin.model.model.rotary_emb.inv_freq, rtol=2e-6, atol=0)
 
 
 def test_a_longer_table_says_the_same_of_the_first_positions():
