@@ -73,6 +73,7 @@ def test_what_is_saved_is_loaded_again(tmp_path, dtype, tie):
     num_bytes = save_weights(tmp_path / SINGLE, flat, config, dtype)
     assert num_bytes == (tmp_path / SINGLE).stat().st_size
     assert torch.equal(load_flat(tmp_path, config), flat.to(dtype).float())
+    assert int.from_bytes((tmp_path / SINGLE).read_bytes()[:8], "little") % 8 == 0  # so that the data is aligned
     with safe_open(tmp_path / SINGLE, framework="pt") as file:
         assert file.metadata() == {"format": "pt"}
         assert ("lm_head.weight" in file.keys()) is not tie  # noqa: SIM118, it is no dict

@@ -156,6 +156,13 @@ def test_yarn_without_an_attention_factor_takes_the_papers_or_deepseeks():
     assert parse(rope_scaling=YARN | {"mscale": 1.0, "mscale_all_dim": 0}).rope.attention_factor == plain
 
 
+def test_of_two_statements_about_a_scaling_the_one_counts_that_transformers_reads():
+    inner = YARN | {"original_max_position_embeddings": 32}
+    assert parse(rope_scaling=inner, original_max_position_embeddings=64) == parse(rope_scaling=YARN)
+    assert parse(rope_scaling=YARN | {"type": "linear"}) == parse(rope_scaling=YARN)
+    assert parse(rope_scaling=YARN | {"beta_fast": 0, "beta_slow": 0}) == parse(rope_scaling=YARN)
+
+
 def test_yarn_reaches_as_far_as_its_factor_says_and_no_other_kind_does():
     assert parse(rope_scaling=YARN | {"factor": 8.0}).max_positions == 512
     assert parse(rope_scaling=YARN | {"factor": 2.0}).max_positions == 256

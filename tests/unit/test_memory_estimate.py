@@ -127,6 +127,33 @@ def test_every_part_of_a_small_run_is_counted_exactly():
     }
 
 
+def test_a_micro_batch_of_many_rows_counts_as_one_where_all_is_predicted():
+    learner = PassCost((3 + 2) * 4 * (32 + 24 + 8 + 64), 100 * 4 * 2)
+    for cut, tokens in ((1000, 1000), (10**6, 4 * 8 * 64)):  # no more than the rows of a batch
+        found = sizes(make_spec(micro_batch_tokens=cut))["activations of the learner"]
+        assert found == tokens * (learner.token_bytes + learner.prediction_bytes) + 4 * 800
+
+
+def test_a_samplers_pass_is_no_larger_than_it_is_cut():
+    cost = PassCost(4 * (32 + 3 * 16 + 64), 100 * 4 * 4)
+    found = sizes(make_spec(max_batch_tokens=100))["activations of the samplers"]
+    assert found == 100 * cost.token_bytes + 16 * cost.prediction_bytes
+
+
+def test_weights_pass_through_the_host_tensor_by_tensor():
+    assert sizes(make_spec(learner_device="cuda:0"))["the weights while they are loaded"] == 4 * 800
+
+
+def test_each_sampler_has_queues_of_its_own():
+    assert sizes(make_spec(num_samplers=3, sampler_devices=["cpu"] * 3))["queues"] == (8 + 3 * (4 + 8)) * MIB
+
+
+def test_a_rounded_pass_keeps_norms_in_float32_and_logits_twice():
+    rounded = make_spec(dtype="bfloat16")
+    assert learner_pass_cost(rounded) == PassCost((3 + 2) * (2 * (32 + 24 + 8 + 64) + 4 * 32), 100 * 4 * 3)
+    assert sampler_pass_cost(rounded) == PassCost(2 * (32 + 3 * 16 + 64), 100 * 4 * 5)
+
+
 def test_rounding_adds_copies_and_halves_slots_and_caches():
     full, half = sizes(make_spec()), sizes(make_spec(dtype="bfloat16"))
     assert half["bfloat16 copies of weights and gradients"] == 4 * NUM_WEIGHTS
@@ -145,6 +172,8 @@ def test_what_costs_more_is_counted_when_it_is_on():
     narrowing = {"temperature": 0.5, "top_p": 0.9, "top_k": 0, "stop_ids": []}
     assert learner_pass_cost(make_spec(sampling=narrowing)).prediction_bytes == plain + logits
     assert sampler_pass_cost(make_spec(sampling=narrowing)).prediction_bytes == (4 + 1 + 6) * logits
+    few = {"temperature": 1.0, "top_p": 1.0, "top_k": 5, "stop_ids": []}
+    assert sampler_pass_cost(make_spec(sampling=few)).prediction_bytes == (4 + 6) * logits
 
 
 def test_a_learner_that_only_loads_has_neither_gradients_nor_optimizer():
@@ -214,6 +243,16 @@ def test_kv_cache_on_a_gpu_is_most_of_what_all_else_leaves():
     assert least.kv_tokens == 1024
     with pytest.raises(rl.ConfigError, match="GiB of cuda:0, where 1.0 GiB are free"):
         refuse_too_large(run_parts(least), {"cuda:0": GIB})
+
+
+def test_the_smallest_of_several_gpus_says_what_fits():
+    devices = {"num_samplers": 2, "learner_device": "cuda:0", "sampler_devices": ["cuda:1", "cuda:2"]}
+    spec = make_spec(model=LLAMA_8B, kv_tokens=10**9, dtype="bfloat16", **devices)
+    large, small = DeviceMemory(free=140 * GIB, total=144 * GIB), DeviceMemory(free=6 * GIB, total=6 * GIB)
+    for fit in (lambda memory: fit_kv_cache(spec, memory, None), lambda memory: fit_passes(spec, memory)):
+        both = fit({"cpu": None, "cuda:0": large, "cuda:1": small, "cuda:2": small})
+        one = fit({"cpu": None, "cuda:0": large, "cuda:1": large, "cuda:2": small})
+        assert one == both != fit({"cpu": None, "cuda:0": large, "cuda:1": large, "cuda:2": large})
 
 
 def test_refusal_names_the_numbers_the_largest_first_and_what_to_lower():

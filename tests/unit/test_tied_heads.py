@@ -86,3 +86,13 @@ def test_one_changed_value_in_a_copy_is_found(tmp_path):
     write_tensors(directory, tensors | {HEAD: head})
     with pytest.raises(CheckpointError, match="differs"):
         load(directory)
+
+
+def test_a_copy_of_the_same_bytes_in_another_form_is_no_equal(tmp_path):
+    directory = write_small_model(tmp_path / "model", dtype="bfloat16")
+    tensors = load_file(directory / SINGLE)
+    embedding = tensors[EMBEDDING]
+    for head in (embedding.view(torch.float16), embedding.view(embedding.shape[1], -1)):
+        write_tensors(directory, tensors | {HEAD: head.clone()})
+        with pytest.raises(CheckpointError, match="differs"):
+            load(directory)
