@@ -77,6 +77,23 @@ def test_a_tensor_larger_than_a_shard_has_one_of_its_own(run_dir, tmp_path, monk
     assert all(len(load_file(file)) == 1 for file in out.glob("*.safetensors"))
 
 
+def test_the_directory_gets_its_name_when_all_of_it_is_on_disk(run_dir, tmp_path, monkeypatch):
+    done = []
+
+    def noting(function, name):
+        def call(path, *more):
+            done.append((name, Path(path).name))
+            return function(path, *more)
+
+        return call
+
+    monkeypatch.setattr(export, "sync_directory", noting(export.sync_directory, "sync"))
+    monkeypatch.setattr(export.os, "rename", noting(os.rename, "rename"))
+    assert cli.main(["export", str(run_dir), str(tmp_path / "out")]) == 0
+    temporary = ".out.headway-export"
+    assert done == [("sync", temporary), ("rename", temporary), ("sync", tmp_path.name)]
+
+
 def test_an_empty_directory_is_as_good_as_a_new_one(run_dir, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / ".out.headway-export").mkdir()  # of an export that was killed

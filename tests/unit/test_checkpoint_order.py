@@ -1,0 +1,47 @@
+"""A checkpoint gets its name only when all of it is on disk; a fake learner writes it."""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+from pipeline import checkpoints
+from pipeline.checkpoints import Checkpoints
+from pipeline.events import EventLog
+
+
+class FakeRun:
+    async def save_weights(self, version, path):
+        Path(path).write_bytes(b"weights")
+
+
+def test_files_and_directory_are_synced_before_the_name_is_given_and_the_name_after(tmp_path, monkeypatch):
+    done = []
+
+    def noting(function, name, place):
+        def call(*arguments):
+            done.append((name, place(arguments[0])))
+            return function(*arguments)
+
+        return call
+
+    def relative(path):
+        return str(Path(path).relative_to(tmp_path))
+
+    def of_descriptor(descriptor):
+        return relative(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    monkeypatch.setattr(os, "fsync", noting(os.fsync, "sync", of_descriptor))
+    monkeypatch.setattr(os, "rename", noting(os.rename, "rename", relative))
+    events = EventLog(tmp_path / "events.jsonl", time.monotonic)
+    made = Checkpoints(tmp_path, {"config.json": b"{}", "more/notes.txt": b"x"}, events)
+    asyncio.run(made.save(FakeRun(), 3))
+    events.close()
+    temporary = f"checkpoints/{checkpoints.TEMPORARY}version-3"
+    renamed = done.index(("rename", temporary))
+    before, after = done[:renamed], done[renamed + 1 :]
+    assert {("sync", f"{temporary}/{name}") for name in ("config.json", "more/notes.txt", "more")} <= set(before)
+    assert before[-1] == ("sync", temporary)  # behind the weights, whose name is in it
+    assert after[0] == ("sync", "checkpoints")
+    assert made.latest == tmp_path / "checkpoints" / "version-3"
+    assert sorted(os.listdir(made.latest)) == ["config.json", "model.safetensors", "more"]
