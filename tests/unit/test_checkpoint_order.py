@@ -45,3 +45,15 @@ def test_files_and_directory_are_synced_before_the_name_is_given_and_the_name_af
     assert after[0] == ("sync", "checkpoints")
     assert made.latest == tmp_path / "checkpoints" / "version-3"
     assert sorted(os.listdir(made.latest)) == ["config.json", "model.safetensors", "more"]
+
+
+def test_the_learner_is_told_an_absolute_place_also_after_a_change_of_directory(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    events = EventLog(tmp_path / "events.jsonl", time.monotonic)
+    made = Checkpoints(Path("run"), {}, events)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    asyncio.run(made.save(FakeRun(), 0))
+    events.close()
+    assert (tmp_path / "run/checkpoints/version-0/model.safetensors").read_bytes() == b"weights"
