@@ -38,6 +38,15 @@ def test_a_directory_is_opened_with_its_shape_its_speech_and_its_ids(family, tmp
     assert len(prompt) > 5 and max(prompt) < source.config.num_token_ids
 
 
+def test_an_id_that_the_tokenizer_skips_is_none_of_the_models(copy):
+    values = json.loads((copy / "tokenizer.json").read_text())
+    hole = values["model"]["vocab"].pop("z")
+    values["model"]["vocab"] |= {token["content"]: token["id"] for token in values["added_tokens"]}
+    write_json(copy / "tokenizer.json", values)
+    found = open_model(copy).config
+    assert (found.unused_ids, found.num_token_ids) == ((hole,), values["added_tokens"][-1]["id"] + 1)
+
+
 def test_supervisor_takes_a_path_and_its_weights_reach_the_run(whole, monkeypatch):
     monkeypatch.chdir(whole.parent)
     model = rl.Supervisor("whole", device="cpu")
