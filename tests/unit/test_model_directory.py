@@ -4,12 +4,13 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 import pipeline as rl
-from pipeline.beside_weights import read_model_files
-from pipeline.model_directory import open_model
+from pipeline.beside_weights import model_dtype, read_model_files
+from pipeline.model_directory import open_model, with_ids_of
 from pipeline.tasks import guess
 from tests.small_models import FAMILIES, NUM_PADDED, write_json, write_small_model
 from workers.model import init_flat
@@ -172,6 +173,19 @@ def test_a_dtype_that_no_export_could_have_is_refused_before_training(dtype, cop
         rl.ConfigError, match=f"names the dtype {dtype!r}; it must be one of float32, bfloat16, float16"
     ):
         read_model_files(copy)
+
+
+def test_the_dtype_is_the_newer_keys_or_that_of_the_tensors(copy):
+    edit_config(copy, torch_dtype=None)
+    assert json.loads(read_model_files(copy)["config.json"])["dtype"] == "bfloat16"
+    edit_config(copy, torch_dtype="float32", dtype="float16")
+    assert model_dtype(copy) == "float16"
+
+
+def test_a_tokenizer_may_fill_the_embedding(whole):
+    source = open_model(whole)
+    full = replace(source.config, vocab_size=source.chat.vocab_size)
+    assert with_ids_of(full, source.chat, whole).num_token_ids == full.vocab_size
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]"])
