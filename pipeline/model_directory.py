@@ -6,7 +6,7 @@ A model is `tiny`, a Hugging Face model directory, or what a run saved. Nothing 
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from workers.model_files.tensor_files import check_tensors, other_weights
 TINY_NAME = "tiny"
 TOOL_FORMATS = ("auto", *sorted(FORMATS))
 SPEECH_FILES = (*TOKENIZER_FILES, "tokenizer_config.json", "vocab.json", "chat_template.jinja")
+# What a run may compute in its own way with the weights of another: where contexts end, and which ids have a token.
+_MAY_DIFFER = ("max_positions", "rope", "num_token_ids", "unused_ids")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 
@@ -74,6 +76,8 @@ def open_model(
         config = read_model_config(directory)
         if chat is None:
             chat = load_chat(directory, options=options, tool_format=tool_format)
+        if weights != directory:
+            _check_same_model(weights, config, directory)
         config = with_ids_of(config, chat, directory)
         dtype = _check_weights(weights, config)
     except ConfigError:
@@ -104,6 +108,7 @@ def open_tiny(config: ModelConfig, chat: ChatFormat, init: str | os.PathLike[str
         return ModelSource(directory=None, weights=None, config=config, chat=chat)
     weights = find_weights(init)
     try:
+        _check_same_model(weights, config, "tiny")
         dtype = _check_weights(weights, config)
     except HeadwayError as error:
         raise ConfigError(str(error)) from error
@@ -148,7 +153,8 @@ def _find_directory(path: str | os.PathLike[str], where: str) -> Path:
         return Path(os.path.abspath(path))
     if os.path.lexists(path):
         raise ConfigError(f"{where} is {str(path)!r}, which is no directory; name the directory that it lies in.")
-    if isinstance(path, str) and _HUB_NAME.fullmatch(path):
+    # A path whose first part is here is a slip of the pen, such as `runs/smo`.
+    if isinstance(path, str) and _HUB_NAME.fullmatch(path) and not os.path.isdir(path.partition("/")[0]):
         target = path.partition("/")[2]
         raise ConfigError(
             f"{where} is {path!r}, which is no directory here, and nothing is downloaded; if it is a model of the "
@@ -158,6 +164,18 @@ def _find_directory(path: str | os.PathLike[str], where: str) -> Path:
     may_be_tiny = where.lstrip("-").startswith("model")
     names = f'neither "{TINY_NAME}" nor a directory' if may_be_tiny else "no directory"
     raise ConfigError(f"{where} is {str(path)!r}, which is {names}; correct the path.")
+
+
+def _check_same_model(weights: Path, config: ModelConfig, model: Path | str) -> None:
+    """Refuse weights of a model that computes something else: before a list of all its tensors does."""
+    theirs, ours = asdict(read_model_config(weights)), asdict(config)
+    differing = [name for name in ours if name not in _MAY_DIFFER and ours[name] != theirs[name]]
+    if differing:
+        told = ", ".join(f"{name} {theirs[name]} (here {ours[name]})" for name in differing)
+        raise ConfigError(
+            f"The weights in {weights} are of another model than {model}: {told}; start from one of the same "
+            "architecture."
+        )
 
 
 def _check_weights(directory: Path, config: ModelConfig) -> str:

@@ -61,10 +61,14 @@ def _added_tokens(tokens: Any, path: Path) -> list[dict[str, Any]]:
 
 
 def read_stop_ids(directory: Path) -> list[int]:
-    """`eos_token_id` of generation_config.json, or of config.json if there is none."""
+    """`eos_token_id` of generation_config.json, or of config.json if there is none. ConfigError for what is no id."""
     for name in ("generation_config.json", "config.json"):
         value = read_json_object(directory / name).get("eos_token_id")
         values = value if isinstance(value, list) else [value]
-        if found := [index for index in values if type(index) is int]:
+        if any(type(index) is not int and index is not None for index in values):
+            raise ConfigError(
+                f"{directory / name}: eos_token_id is {value!r:.100}; it is a token's id or a list of ids. Correct it."
+            )
+        if found := [index for index in values if index is not None]:
             return found
     return []

@@ -22,6 +22,11 @@ def test_stop_ids_come_from_generation_config_tokenizer_and_template(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": text_end}))
     assert load_chat(tmp_path).stop_ids == (text_end, end)
     (tmp_path / "config.json").unlink()
+    for value in ("2", [text_end, 2.0], True):
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+        with pytest.raises(ConfigError, match=r"generation_config.json: eos_token_id is .*; it is a token's id or"):
+            load_chat(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
     write_chat_model(
         tmp_path, template="{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", eos_token=None
     )

@@ -15,6 +15,7 @@ from pipeline.tasks import guess
 from tests.small_models import FAMILIES, NUM_PADDED, write_json, write_small_model
 from workers.model import init_flat
 from workers.model_config import TINY
+from workers.model_files.config import to_hf_config
 from workers.model_files.flat_weights import save_weights
 
 
@@ -80,9 +81,14 @@ def test_init_gives_the_weights_and_the_model_all_else(whole, tmp_path):
     other = write_small_model(tmp_path / "other", seed=1)
     source = open_model(whole, init=other)
     assert (source.directory, source.weights, source.dtype) == (str(whole), str(other), "float32")
-    wider = write_small_model(tmp_path / "wider", intermediate_size=160)
-    with pytest.raises(rl.ConfigError, match=r"wider doesn't hold this model's tensors: of another shape .*mlp"):
+    wider = write_small_model(tmp_path / "wider", intermediate_size=160, rope_theta=5e5)
+    found = (
+        r"wider are of another model than .*: intermediate_size 160 \(here 128\), rope_theta 500000.0 \(here 10000.0\);"
+    )
+    with pytest.raises(rl.ConfigError, match=found):
         open_model(whole, init=wider)
+    longer = write_small_model(tmp_path / "longer", max_position_embeddings=8192)
+    assert open_model(whole, init=longer).weights == str(longer)
 
 
 def test_init_of_a_run_is_its_newest_checkpoint(whole, tmp_path):
@@ -104,11 +110,11 @@ def test_tiny_starts_from_a_tiny_models_weights(tmp_path):
     checkpoint = run / "checkpoints" / "version-3"
     checkpoint.mkdir(parents=True)
     (run / "events.jsonl").touch()
-    (checkpoint / "config.json").write_text("{}")
+    write_json(checkpoint / "config.json", to_hf_config(config))
     save_weights(checkpoint / "model.safetensors", init_flat(config, 0), config)
     assert rl.Supervisor(init=run, device="cpu").source.weights == str(checkpoint)
     chat = rl.TinyChat(["other", "words"])
-    with pytest.raises(rl.ConfigError, match=r"of another shape model.embed_tokens.weight"):
+    with pytest.raises(rl.ConfigError, match=r"another model than tiny: vocab_size 23 \(here 11\);"):
         rl.Supervisor(init=run, chat=chat, device="cpu")
 
 
