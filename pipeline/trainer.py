@@ -105,7 +105,9 @@ class AsyncTrainer:
         source = self.engine.model.source
         files = _model_files(spec, source)
         require_room(self.run_dir or "runs", spec.model)
-        description = (description or self._description()) | {"model": source.describe()}
+        description = (description or self._description()) | {
+            "model": source.describe() | {"compute_dtype": self.engine.model.dtype}
+        }
         if self.run_dir is None:
             directory = make_default_run_dir(self.config.mode, time.localtime(), description)
         else:

@@ -24,6 +24,7 @@ from pipeline.errors import ConfigError, TemplateError
 # that no template's formatting changes them, and which are neither letters nor space.
 BREAK = "\ua874"  # goes away
 QUOTE = "\ua875"  # with the six hexadecimal digits behind it, one character
+MAX_REASON = 300  # characters of what the tokenizers' library says: it may repeat a whole vocabulary
 _MARK = re.compile(f"[{BREAK}{QUOTE}]")
 _QUOTED = re.compile(f"{BREAK}|{QUOTE}([0-9a-fA-F]{{6}})")
 
@@ -219,5 +220,9 @@ def _unknown_id(model: Mapping[str, Any]) -> int | None:
 def _load(tokenizer: Mapping[str, Any], place: str) -> Tokenizer:
     try:
         return Tokenizer.from_str(json.dumps(tokenizer, ensure_ascii=False))
-    except Exception as error:  # the tokenizer raises plain Exception
-        raise ConfigError(f"The tokenizer.json of {place} can't be loaded: {error}. Fetch it again.") from None
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # plain Exception, and what derives from none when Rust code of the library panics
+        why = str(error)
+        why = why if len(why) <= MAX_REASON else f"{why[:MAX_REASON]}..."
+        raise ConfigError(f"The tokenizer.json of {place} can't be loaded: {why}. Fetch it again.") from None

@@ -1,12 +1,12 @@
 """A model's own chat template: found in its directory, and rendered as transformers renders it."""
 
 import datetime
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import jinja2.meta
 
 from pipeline.chat.json_files import read_json_object
 from pipeline.chat.sandbox import MAX_TEXT, ChatSandbox
@@ -33,6 +33,8 @@ class ChatTemplate:
         self._sandbox.globals["strftime_now"] = lambda form: now.strftime(form)
         self._default = self._compile(default)
         self._with_tools = self._default if with_tools == default else self._compile(with_tools)
+        parsed = [self._sandbox.parse(source) for source in {default, with_tools}]
+        self.reads = frozenset().union(*map(jinja2.meta.find_undeclared_variables, parsed))  # names of variables
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], add_generation_prompt: bool
@@ -88,13 +90,14 @@ def read_template(directory: Path, options: Mapping[str, Any]) -> ChatTemplate:
         )
     default = sources.get("default") or next(iter(sources.values()))
     with_tools = sources.get("tool_use", default)
+    template = ChatTemplate(default, with_tools, special_tokens(directory) | dict(options), str(directory))
     for name in options:
-        if name in RESERVED or not any(re.search(rf"\b{re.escape(name)}\b", text) for text in (default, with_tools)):
+        if name in RESERVED or name not in template.reads:
             why = "it is set by Headway" if name in RESERVED else "the template never reads it"
             raise ConfigError(
                 f"The chat template option {name!r} has no effect on the template of {directory}: {why}. Leave it out."
             )
-    return ChatTemplate(default, with_tools, special_tokens(directory) | dict(options), str(directory))
+    return template
 
 
 def special_tokens(directory: Path) -> dict[str, str]:

@@ -15,7 +15,7 @@ from pipeline import audit
 from pipeline.commands.eval_config import eval_help
 from pipeline.commands.export import export
 from pipeline.commands.make_eval_config import parse_eval
-from pipeline.commands.make_run_config import parse
+from pipeline.commands.make_run_config import as_written, parse
 from pipeline.commands.options import help_text
 from pipeline.commands.run_config import RunConfig
 from pipeline.config_checks import suggestion
@@ -46,9 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except ConfigError as error:
-        return _fail(str(error), 2)
+        return _fail(as_written(str(error), {}), 2)
     except HeadwayError as error:
-        return _fail(str(error), 1)
+        return _fail(as_written(str(error), {}), 1)  # the library names its options as Python does
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

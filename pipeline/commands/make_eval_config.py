@@ -19,6 +19,7 @@ from pipeline.run_directory import check_run_dir
 from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig
 from shm.errors import HeadwayError
+from shm.layout import ELEMENT_BYTES
 from workers.devices import resolve_devices
 
 
@@ -95,6 +96,8 @@ def _of_a_python_run(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
     model = values.get("model")
     if not isinstance(model, dict):
         return found
+    if model.get("compute_dtype") in ELEMENT_BYTES:
+        found["dtype"] = model["compute_dtype"]
     if model.get("tool_format") in TOOL_FORMATS:
         found["tool_format"] = model["tool_format"]
     options = model.get("template_options")

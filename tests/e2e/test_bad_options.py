@@ -61,6 +61,7 @@ def assert_refused(done, *parts):
         (["--model", "nosuch"], "neither"),
         (["--device", "cpu", "--kv-gib", "1e6"], "GiB are free: attention windows 1,250,000 GiB, KV caches"),
         (["--device", "cuda"], "no NVIDIA GPU"),
+        (["--max-context-tokens", "5000"], "--max-context-tokens is 5000, but the model has 1024 positions"),
         (["--mode", "sync", "--max-staleness", "2"], "--max-staleness is 2"),
         (["--env", "my:Env"], "isn't built yet"),
         (["--config", "nosuch.toml"], "nosuch.toml"),

@@ -59,6 +59,7 @@ def test_every_family_trains_and_goes_on_from_what_it_saved(family, model, tmp_p
     assert steps[0].metrics["train/entropy"] > 4.0, "log-probs that are all 0 would agree in any case"
     config = json.loads((tmp_path / "first" / "config.json").read_text())
     assert config["model"]["directory"] == config["model"]["weights"] == str(directory)
+    assert config["model"]["compute_dtype"] == "float32"
     saved = load_flat(trainer.checkpoint, model.model_config).numpy()
     assert not np.array_equal(saved, load_flat(directory, model.model_config).numpy())
 

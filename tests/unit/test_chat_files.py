@@ -100,3 +100,35 @@ def test_an_option_that_the_template_never_reads_is_refused(tmp_path):
         load_chat(tmp_path, options={"enable_thinking": False})
     with pytest.raises(ConfigError, match="'messages' has no effect .* it is set by Headway"):
         load_chat(tmp_path, options={"messages": 1})
+    with pytest.raises(ConfigError, match="'user' has no effect"):  # a word of its text is no variable
+        load_chat(tmp_path, options={"user": 1})
+
+
+def test_a_variable_with_a_default_is_an_option(tmp_path):
+    template = "{% if terse is not defined %}{% set terse = 'no' %}{% endif %}{{ terse }}"
+    write_chat_model(
+        tmp_path,
+        template=template + "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}",
+    )
+    chat = load_chat(tmp_path, options={"terse": "yes"})
+    assert chat.decode(chat.render_prompt([{"role": "user", "content": "x"}], [])).startswith("yes")
+
+
+def test_half_a_surrogate_pair_is_no_text(tmp_path):
+    write_chat_model(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": "\ud83d"}))
+    with pytest.raises(ConfigError, match=r"tokenizer_config.json holds half a surrogate pair"):
+        load_chat(tmp_path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": "\U0001f600"}))
+    load_chat(tmp_path)
+
+
+def test_a_tokenizer_that_its_library_panics_at_is_refused(tmp_path):
+    write_chat_model(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["model"]["continuing_subword_prefix"] = "é" * 50
+    path.write_text(json.dumps(tokenizer))
+    with pytest.raises(ConfigError, match=r"tokenizer.json of .* can't be loaded: .{1,303}\. Fetch it again"):
+        load_chat(tmp_path)

@@ -77,8 +77,9 @@ def write_python_run(path, **model):
 
 def test_a_run_of_the_python_api_is_measured_with_its_seed_and_template_options(tmp_path):
     options = {"enable_thinking": False, "level": 2, "style": "dry", "extra": None}
-    run = write_python_run(tmp_path / "run", template_options=options, tool_format="llama3")
+    run = write_python_run(tmp_path / "run", template_options=options, tool_format="llama3", compute_dtype="bfloat16")
     found = parse_eval([run])
+    assert found.dtype == "bfloat16"
     assert parse_template_options(found.template_options) == options
     assert (found.tool_format, found.seed, found.engine.sampling.seed) == ("llama3", 5, 5)
     own = parse_eval([run, "--template-options", "level=3", "--seed", "6"])
