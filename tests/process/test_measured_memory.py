@@ -38,12 +38,13 @@ def test_a_runs_processes_take_what_was_estimated(tmp_path):
             budget=rl.Budget(max_turn_tokens=1, max_context_tokens=32),
         )
         parts = run_parts(make_spec(model, trainer.config))
+        before = proportional_bytes(os.getpid(), "Pss_Shmem")  # what earlier tests of this process still map
         found = []
 
         def measure(step):
             workers = sum(proportional_bytes(handle.pid, "Pss") for handle in model._pool.handles)
             # Of this process its share of the slots alone: what pytest has loaded is no run's.
-            found.append(workers + proportional_bytes(os.getpid(), "Pss_Shmem"))
+            found.append(workers + proportional_bytes(os.getpid(), "Pss_Shmem") - before)
 
         rl.run(trainer, guess.train_rows(0), steps=2, on_step=measure)
     estimated = totals(parts)["cpu"]
