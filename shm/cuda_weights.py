@@ -20,13 +20,11 @@ import torch
 from torch import Tensor
 
 from shm.errors import WeightsError
-from shm.layout import ELEMENT_BYTES
-from shm.weight_slots import WeightSlots
+from shm.weight_slots import DTYPES, WeightSlots
 
 _HANDLE_BYTES = 64  # CUDA_IPC_HANDLE_SIZE
 _GRANULE = 2 << 20
 _LAZY_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess, the only flag there is
-_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ELEMENT_BYTES}
 _TYPESTRINGS = {4: "<i4", 2: "<i2"}  # __cuda_array_interface__ knows no bfloat16: map integers, then view
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -47,8 +45,8 @@ class SlotHandle:
             raise WeightsError(f"A CUDA device's UUID is {self.device_uuid!r}; it must look like 1b4e28ba-2fa1-….")
         if type(self.num_elements) is not int or self.num_elements < 1:
             raise WeightsError(f"A CUDA slot has {self.num_elements!r} elements; give an integer >= 1.")
-        if self.dtype not in _DTYPES:
-            raise WeightsError(f"A CUDA slot has dtype {self.dtype!r}; it must be one of {sorted(_DTYPES)}.")
+        if self.dtype not in DTYPES:
+            raise WeightsError(f"A CUDA slot has dtype {self.dtype!r}; it must be one of {sorted(DTYPES)}.")
 
     def to_fields(self) -> dict[str, Any]:
         """Plain values for a message."""
@@ -149,7 +147,7 @@ class CudaWeightSlots(WeightSlots):
                 for address in addresses:
                     _call("cudaIpcCloseMemHandle", ctypes.c_void_p(address))
                 raise
-        slots = cls(addresses, parsed[0].num_elements, _DTYPES[parsed[0].dtype], home, is_owner=False)
+        slots = cls(addresses, parsed[0].num_elements, DTYPES[parsed[0].dtype], home, is_owner=False)
         slots.in_place = here == home
         return slots
 

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from shm.errors import WeightsError
+from shm.layout import ELEMENT_BYTES
 
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ELEMENT_BYTES}  # that a slot may have
 _BITS = {2: torch.int16, 4: torch.int32}  # by element size: the same bytes as whole numbers
 _STRIP_ELEMENTS = 1 << 22  # a checksum works in strips: int64 copies of them, not of the model
 _ODD = -7046029254386353131  # 2**64 divided by the golden ratio, as int64: spreads neighbouring places

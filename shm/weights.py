@@ -8,9 +8,9 @@ from shm.block import Block
 from shm.cpu_weights import CpuWeightSlots
 from shm.cuda_weights import CudaWeightSlots
 from shm.errors import WeightsError
-from shm.weight_slots import WeightSlots
+from shm.weight_slots import DTYPES, WeightSlots
 
-__all__ = ["CpuWeightSlots", "CudaWeightSlots", "WeightSlots", "open_slots"]
+__all__ = ["DTYPES", "CpuWeightSlots", "CudaWeightSlots", "WeightSlots", "open_slots"]
 
 
 def open_slots(

@@ -2,14 +2,10 @@
 
 from typing import Any
 
-import torch
-
 from shm.block import Block
 from shm.ledger import Ledger, LedgerShape
-from shm.weights import WeightSlots, open_slots
+from shm.weights import DTYPES, WeightSlots, open_slots
 from workers.model_config import ModelConfig, layout
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Attachments:

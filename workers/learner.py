@@ -15,7 +15,8 @@ from shm.errors import GateError
 from shm.gate import refusal
 from shm.ledger import Activity, State
 from shm.queue import QueueConsumer
-from workers.attach import DTYPES, Attachments
+from shm.weights import DTYPES
+from workers.attach import Attachments
 from workers.channel import WorkerChannel
 from workers.errors import CheckpointError
 from workers.messages import (

@@ -13,8 +13,8 @@ import torch
 from shm.errors import WeightsError
 from shm.ledger import Activity, Ledger, State
 from shm.queue import QueueConsumer, QueueProducer
-from shm.weights import WeightSlots
-from workers.attach import DTYPES, Attachments
+from shm.weights import DTYPES, WeightSlots
+from workers.attach import Attachments
 from workers.channel import WorkerChannel
 from workers.engine import Engine
 from workers.engine_requests import EngineRequest, FinishedSegment

@@ -17,13 +17,13 @@ from torch import Tensor
 from workers.disk_space import no_space, require_space
 from workers.errors import CheckpointError
 from workers.model_config import ModelConfig, layout
-from workers.model_files.safetensors_header import TensorInfo
+from workers.model_files.safetensors_header import DTYPE_NAMES, TensorInfo
 from workers.model_files.tensor_files import check_tensors
 from workers.model_files.tensor_names import hf_places
 
 PIECE_BYTES = 1 << 26  # written at once: what is converted, or copied from a GPU, at a time
 SYNC_BYTES = 1 << 30  # written between two syncs, so that the last one is no long silence
-DTYPE_CODES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+DTYPE_CODES = {getattr(torch, name): code for code, name in DTYPE_NAMES.items()}
 
 
 def load_flat(
