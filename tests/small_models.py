@@ -14,6 +14,8 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
+from workers.model_config import ModelConfig
+
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 ENDOFTEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 NUM_MERGED = 40  # ids beside the 256 bytes: pieces such as " the", so that one text has several encodings
@@ -33,6 +35,17 @@ _FAMILY_CONFIG: dict[str, dict[str, Any]] = {
     "qwen3": {"attention_bias": False, "use_sliding_window": False},
     "smollm3": {"attention_bias": False, "mlp_bias": False, "use_sliding_window": False, "no_rope_layers": [1, 0]},
 }
+
+# What directories of `write_small_model` hold, as our own configuration; families add biases or norms to it.
+SMALL = ModelConfig(
+    vocab_size=312,
+    hidden_size=64,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    intermediate_size=128,
+)
 
 # After Qwen2.5's: a tool-less conversation without system message is rendered without one.
 CHAT_TEMPLATE = """\

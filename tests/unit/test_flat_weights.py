@@ -3,13 +3,14 @@
 import errno
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from tests.small_models import write_small_model
+from tests.small_models import SMALL, write_small_model
 from workers.errors import CheckpointError
 from workers.model import bind_weights, init_flat
 from workers.model_config import ModelConfig
@@ -17,17 +18,7 @@ from workers.model_files import flat_weights
 from workers.model_files.flat_weights import load_flat, save_weights
 from workers.model_files.tensor_files import SINGLE
 
-CONFIG = ModelConfig(
-    vocab_size=312,
-    hidden_size=64,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    intermediate_size=128,
-    qkv_bias=True,
-    tie_embeddings=False,
-)
+CONFIG = replace(SMALL, qkv_bias=True, tie_embeddings=False)
 
 
 def write(directory, **options):

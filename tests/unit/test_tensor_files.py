@@ -2,13 +2,14 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.small_models import write_small_model, write_tensors
+from tests.small_models import SMALL, write_small_model, write_tensors
 from workers.errors import CheckpointError
 from workers.model_config import ModelConfig, layout
 from workers.model_files.tensor_files import INDEX, SINGLE, check_tensors, find_tensors
@@ -16,16 +17,7 @@ from workers.model_files.tensor_names import hf_places
 
 CASES = Path(__file__).parent.parent / "data" / "cases"
 NORM = "model.layers.1.input_layernorm.weight"
-CONFIG = ModelConfig(
-    vocab_size=312,
-    hidden_size=64,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    intermediate_size=128,
-    qk_norm=True,
-)
+CONFIG = replace(SMALL, qk_norm=True)
 
 
 @pytest.fixture(scope="module")
