@@ -7,6 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 ARGS ?=
 SMOLLM2 ?= models/SmolLM2-135M-Instruct
 INSTALLED = $(VENV)/.installed
+TESTABLE = $(VENV)/.installed-test
 
 .PHONY: help run run-smollm2 test soak bench lint format docs clean
 .DEFAULT_GOAL := help
@@ -20,20 +21,20 @@ run: $(INSTALLED) ## install into .venv and train: python run.py --mode async
 run-smollm2: $(INSTALLED) $(SMOLLM2)/config.json ## three steps of a real model with a tool, after fetching it (95 MB) once
 	$(VENV)/bin/python run.py --config recipes/smollm2-calculator.toml --model $(SMOLLM2) $(ARGS)
 
-test: $(INSTALLED) ## install into .venv and run the tests
+test: $(TESTABLE) ## install into .venv and run the tests
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
 
-soak: $(INSTALLED) ## the tests marked slow
+soak: $(TESTABLE) ## the tests marked slow
 	$(VENV)/bin/python -m pytest -m slow $(ARGS)
 
 bench: $(INSTALLED) ## asynchronous against synchronous training, side by side
 	$(VENV)/bin/python -m bench.async_vs_sync $(ARGS)
 
-lint: $(INSTALLED) ## ruff check and ruff format --check
+lint: $(TESTABLE) ## ruff check and ruff format --check
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 
-format: $(INSTALLED) ## let ruff rewrite the files
+format: $(TESTABLE) ## let ruff rewrite the files
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
@@ -51,5 +52,10 @@ $(SMOLLM2)/config.json: | $(INSTALLED)
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer was not found; install it, or name it: make PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install -c constraints.txt -e '.[test,hf]'
+	$(VENV)/bin/python -m pip install -c constraints.txt -e '.[hf,data,endpoint]'
+	@touch $@
+
+# What only tests need: the linter, and the packages of others that environments and agents are tested with.
+$(TESTABLE): $(INSTALLED)
+	$(VENV)/bin/python -m pip install -c constraints.txt -e '.[hf,data,endpoint,test,tasks,verifiers]'
 	@touch $@
