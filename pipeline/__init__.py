@@ -23,10 +23,10 @@ from pipeline.env import Env, ToolCall, TrajectoryView, Turn, TurnResult, tool
 from pipeline.errors import ConfigError, ConfigTypeError, InfrastructureError, RunError, TrajectoryError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.losses import CISPO, GSPO, PPO, CustomLoss, DecoupledPPO, ImportanceSampling, PolicyGradient
-from pipeline.rollout_engine import RolloutEngine
+from pipeline.rollouts.rollout_engine import RolloutEngine
 from pipeline.supervisor import Supervisor
 from pipeline.trainer import AsyncTrainer, run
-from pipeline.training_loop import Step
+from pipeline.training.training_loop import Step
 from pipeline.trajectory import Group, Span, Trajectory
 from pipeline.version import VERSION as __version__
 from shm.errors import HeadwayError

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from pipeline.active_run import ActiveRun
 from pipeline.chat.format import ChatFormat
 from pipeline.config_checks import check_choice, check_class, check_flag, check_integer, check_number, quoted, shown
 from pipeline.environments.source import EnvSource
@@ -18,9 +17,10 @@ from pipeline.errors import ConfigError, ConfigTypeError, RunError
 from pipeline.events import EventLog
 from pipeline.memory.estimate import HOST
 from pipeline.model_directory import TINY_NAME, TOOL_FORMATS, ModelSource, open_model, open_tiny
+from pipeline.processes.active_run import ActiveRun
+from pipeline.processes.worker_pool import WorkerPool
 from pipeline.run_spec import RunSpec
 from pipeline.tasks import TASKS
-from pipeline.worker_pool import WorkerPool
 from shm.layout import ELEMENT_BYTES
 from workers.device_memory import DeviceMemory, gpu_memory, host_memory
 from workers.devices import count_gpus, resolve_devices, sampler_device

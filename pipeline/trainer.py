@@ -15,7 +15,7 @@ from pipeline.checkpoints import Checkpoints, require_room
 from pipeline.config import Adam, ForwardBackwardBatch, GroupCompletion, Truncation
 from pipeline.config_checks import is_plain_function, refuse_unknown, shown, warn
 from pipeline.config_json import config_json
-from pipeline.dataset import check_rows, without_holdout
+from pipeline.data.dataset import check_rows, without_holdout
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.events import EventLog
@@ -23,13 +23,13 @@ from pipeline.json_lines import JsonLines
 from pipeline.losses import Loss
 from pipeline.make_spec import make_rules, make_spec
 from pipeline.model_directory import ModelSource
-from pipeline.rollout_engine import RolloutEngine
+from pipeline.rollouts.rollout_engine import RolloutEngine
 from pipeline.run_directory import make_default_run_dir, make_run_dir
 from pipeline.run_spec import RunSpec
 from pipeline.schedule import ScheduleRules
 from pipeline.trainer_config import TrainerConfig
-from pipeline.training_loop import Step, ValidateBatch
-from pipeline.training_run import TrainingRun
+from pipeline.training.training_loop import Step, ValidateBatch
+from pipeline.training.training_run import TrainingRun
 from pipeline.unsupported import refuse_unbuilt_env
 
 

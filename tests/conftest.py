@@ -7,7 +7,7 @@ import uuid
 import psutil
 import pytest
 
-from pipeline.run_workers import MODULES
+from pipeline.processes.run_workers import MODULES
 from workers.devices import count_gpus, torch_has_cuda
 
 # Test processes share the cores: more threads each would wait for one another. Workers set their own number.

@@ -12,7 +12,7 @@ from typing import Protocol
 from pipeline.commands.shared_config import SharedConfig, parse_template_options
 from pipeline.config_checks import ConfigWarning
 from pipeline.model_directory import TINY_NAME
-from pipeline.rollout_engine import RolloutEngine
+from pipeline.rollouts.rollout_engine import RolloutEngine
 from pipeline.supervisor import Supervisor
 from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig

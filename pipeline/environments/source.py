@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from pipeline.config_checks import shown
-from pipeline.dataset import why_not_plain
+from pipeline.data.dataset import why_not_plain
 from pipeline.env import Env, check_env_class
 from pipeline.errors import ConfigError, ConfigTypeError
 

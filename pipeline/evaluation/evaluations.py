@@ -13,20 +13,20 @@ from dataclasses import asdict
 
 import numpy as np
 
-from pipeline.active_run import ActiveRun
 from pipeline.chat.format import ChatFormat
 from pipeline.errors import RunError, TrajectoryError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator, evaluation_concurrency
 from pipeline.json_lines import JsonLines
-from pipeline.rollout_log import RolloutLog
-from pipeline.rollouts import GroupFailed, Rollouts
-from pipeline.sampling_counters import SamplingCounters
+from pipeline.processes.active_run import ActiveRun
+from pipeline.rollouts.rollout_log import RolloutLog
+from pipeline.rollouts.rollouts import GroupFailed, Rollouts
+from pipeline.rollouts.sampling_counters import SamplingCounters
 from pipeline.schedule import Admission
 from pipeline.trainer_config import EngineConfig
-from pipeline.training_loop import Stopped
+from pipeline.training.training_loop import Stopped
+from pipeline.training.waits import REPORT_SECONDS, Culprit, Waits
 from pipeline.trajectory import Trajectory
 from pipeline.truncation import why_nothing_was_sampled
-from pipeline.waits import REPORT_SECONDS, Culprit, Waits
 
 
 class Evaluations:

@@ -13,10 +13,10 @@ from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.events import EventLog
 from pipeline.json_lines import JsonLines
 from pipeline.make_spec import make_evaluation_spec
-from pipeline.opening import unless_stopped
-from pipeline.rollout_engine import RolloutEngine
-from pipeline.training_loop import Stopped
-from pipeline.waits import Waits
+from pipeline.processes.opening import unless_stopped
+from pipeline.rollouts.rollout_engine import RolloutEngine
+from pipeline.training.training_loop import Stopped
+from pipeline.training.waits import Waits
 
 
 class EvaluationRun:

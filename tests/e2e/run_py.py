@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from pipeline.run_workers import MODULES
+from pipeline.processes.run_workers import MODULES
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = ("--groups-per-step", "2", "--group-size", "4")  # quick, and enough for every code path

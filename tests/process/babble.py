@@ -12,11 +12,11 @@ import torch
 from running import published_weights
 
 import pipeline as rl
-from pipeline.active_run import ActiveRun
 from pipeline.chat.tiny import TerseChat
-from pipeline.rollout_log import RolloutLog
-from pipeline.sampler_client import SegmentResult
-from pipeline.trajectory_requests import TrajectoryRequests
+from pipeline.processes.active_run import ActiveRun
+from pipeline.processes.sampler_client import SegmentResult
+from pipeline.rollouts.rollout_log import RolloutLog
+from pipeline.rollouts.trajectory_requests import TrajectoryRequests
 from tests.mixed_twin import Recomputed
 from workers.engine_requests import EngineRequest
 from workers.model import Weights, bind_weights

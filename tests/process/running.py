@@ -10,7 +10,7 @@ import pytest
 import pipeline as rl
 from pipeline.commands import cli
 from pipeline.metrics import METRICS, metric_of
-from pipeline.run_workers import MODULES
+from pipeline.processes.run_workers import MODULES
 from pipeline.tasks import guess
 from shm.block import Block
 

@@ -97,7 +97,7 @@ def test_data_that_is_used_up_before_the_last_batch_ends_the_run_with_an_error(m
 
 
 def test_run_that_keeps_no_group_ends_with_an_error(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.intake.MAX_GIVEN_UP", 30)
+    monkeypatch.setattr("pipeline.training.intake.MAX_GIVEN_UP", 30)
     with pytest.raises(rl.RunError, match="30 groups in a row were given up .*30 had equal rewards.*zero_variance"):
         train(model, tmp_path / "run", rows_with(EQUAL, EQUAL), 2, zero_variance="replace")
     assert len(events_of(tmp_path / "run", "filtered")) == 30
@@ -117,7 +117,7 @@ def test_row_that_always_fails_is_replaced_each_time_it_comes(model, tmp_path):
 
 
 def test_run_whose_groups_all_fail_ends_with_their_error(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.intake.MAX_GIVEN_UP", 30)
+    monkeypatch.setattr("pipeline.training.intake.MAX_GIVEN_UP", 30)
     with pytest.raises(rl.RunError, match="30 groups in a row were given up .*30 failed.*this row is broken"):
         train(model, tmp_path / "run", rows_with(None), 2, on_failure="replace")
     (end,) = events_of(tmp_path / "run", "end")

@@ -7,8 +7,8 @@ import pytest
 from running import audit, events_of, make_trainer
 
 import pipeline as rl
-from pipeline.batches import make_batch
 from pipeline.tasks import guess
+from pipeline.training.batches import make_batch
 from workers.errors import WorkerDied
 
 ROWS = guess.train_rows(0)[:64]
@@ -215,7 +215,7 @@ def test_learner_refuses_an_old_token_that_the_supervisor_forgot_to_mask(model, 
     def unmasked(groups, *, mask_older_than, **options):
         return make_batch(groups, mask_older_than=None, **options)
 
-    monkeypatch.setattr("pipeline.training_loop.make_batch", unmasked)
+    monkeypatch.setattr("pipeline.training.training_loop.make_batch", unmasked)
 
     def let_go(step):
         if step.n == 3:

@@ -11,8 +11,8 @@ from process_envs import MasksAll
 from running import audit, events_of, make_trainer
 
 import pipeline as rl
+from pipeline.processes.worker_handle import WorkerHandle
 from pipeline.tasks import guess
-from pipeline.worker_handle import WorkerHandle
 from workers.messages import Hello
 
 ROWS = guess.train_rows(0)

@@ -8,9 +8,9 @@ import pytest
 from running import audit, events_of, make_trainer
 
 import pipeline as rl
-from pipeline.sampler_client import Pick
+from pipeline.processes.sampler_client import Pick
+from pipeline.processes.worker_handle import READY_SECONDS, WorkerHandle
 from pipeline.tasks import guess
-from pipeline.worker_handle import READY_SECONDS, WorkerHandle
 from workers.errors import WorkerDied
 from workers.messages import Hello, Ready
 from workers.worker_main import START_SECONDS
@@ -107,7 +107,7 @@ def test_death_in_the_tick_of_ready_of_a_restart_is_followed_by_another(tmp_path
 
 
 def test_learner_killed_while_a_batch_larger_than_its_ring_is_sent_ends_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.run_blocks.BATCH_QUEUE_BYTES", 1024)
+    monkeypatch.setattr("pipeline.processes.run_blocks.BATCH_QUEUE_BYTES", 1024)
     with rl.Supervisor(device="cpu") as model:
 
         async def act(step):
@@ -204,7 +204,7 @@ def test_idle_workers_hold_no_memory_of_the_run_before(tmp_path):
 
 
 def test_hung_environment_process_is_replaced_for_the_next_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.worker_watch.GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("pipeline.processes.worker_watch.GRACE_SECONDS", 0.0)
     with rl.Supervisor(device="cpu") as model:
         hanging = make_trainer(model, tmp_path / "hangs", env="process_envs:Hanging", timeout=0.5)
         with pytest.raises(rl.RunError, match="An environment hangs: on_turn or reward of trajectory"):

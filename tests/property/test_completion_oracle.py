@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.completion import GroupProgress
 from pipeline.config import GroupCompletion
+from pipeline.rollouts.completion import GroupProgress
 
 
 def closing(history, min_members, allowed):

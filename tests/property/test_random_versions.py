@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline.config import KVCache
-from pipeline.version_choice import choose_version
+from pipeline.rollouts.version_choice import choose_version
 from tests.engine_twin import random_context
 from tests.mixed_twin import VERSIONS, Recomputed, make_versions_engine
 from workers.engine_requests import EngineRequest

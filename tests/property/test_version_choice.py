@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config import KVCache
-from pipeline.version_choice import choose_version
+from pipeline.rollouts.version_choice import choose_version
 
 HOLD = st.builds(KVCache, max_staleness=st.integers(1, 4))
 REFILL = st.builds(KVCache, max_staleness=st.integers(0, 4), on_limit=st.just("refill"), allow_reprefill=st.just(True))

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 from pipeline.chat.format import ParsedTurn, Rendered
 from pipeline.config import Budget, GroupCompletion, Schedule
 from pipeline.environments.client import EnvironmentClient
-from pipeline.rollout_log import RolloutLog
-from pipeline.rollouts import Rollouts
-from pipeline.sampler_client import SegmentResult
-from pipeline.sampling_counters import SamplingCounters
+from pipeline.processes.sampler_client import SegmentResult
+from pipeline.processes.slot_table import SlotTable
+from pipeline.rollouts.rollout_log import RolloutLog
+from pipeline.rollouts.rollouts import Rollouts
+from pipeline.rollouts.sampling_counters import SamplingCounters
 from pipeline.schedule import Admission
-from pipeline.slot_table import SlotTable
 from pipeline.trainer_config import EngineConfig
 from tests import virtual_clock
 from workers.messages import EnvironmentCall, EnvironmentReplies, EnvironmentReply

@@ -4,9 +4,9 @@ import asyncio
 
 from pipeline.chat.format import ParsedTurn, Rendered
 from pipeline.config import Budget
-from pipeline.sampler_client import SegmentResult
+from pipeline.processes.sampler_client import SegmentResult
+from pipeline.rollouts.trajectory_loop import TrajectoryLoop
 from pipeline.trajectory import Trajectory
-from pipeline.trajectory_loop import TrajectoryLoop
 from workers.messages import EnvironmentReply, ToolRecord
 
 STOP = 0

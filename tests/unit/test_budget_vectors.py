@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipeline.budget import next_request_tokens
 from pipeline.config import Budget
+from pipeline.rollouts.budget import next_request_tokens
 from tests import vectors
 
 

@@ -1,7 +1,7 @@
 """The rule of group completion: when a group closes, whom it stops, what it hands over."""
 
-from pipeline.completion import GROUP_DEADLINE, GROUP_DISCARD, NOTHING, Decision, GroupProgress
 from pipeline.config import GroupCompletion
+from pipeline.rollouts.completion import GROUP_DEADLINE, GROUP_DISCARD, NOTHING, Decision, GroupProgress
 
 
 def progress(size=4, mode="deadline", min_members=2, on_stragglers="truncate", max_straggler_tokens=5):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.learning_rate import cosine_multiplier
+from pipeline.training.learning_rate import cosine_multiplier
 from tests import vectors
 
 

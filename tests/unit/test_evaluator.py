@@ -6,7 +6,7 @@ import functools
 import pytest
 
 import pipeline as rl
-from pipeline.dataset import without_holdout
+from pipeline.data.dataset import without_holdout
 from pipeline.evaluation.evaluations import summarize
 from pipeline.evaluation.evaluator import evaluation_concurrency
 from pipeline.trajectory import Span, Trajectory

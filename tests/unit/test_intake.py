@@ -7,10 +7,10 @@ import pytest
 
 from pipeline.config import Adam, GroupCompletion, Truncation
 from pipeline.errors import RunError
-from pipeline.intake import Intake
 from pipeline.losses import CISPO
 from pipeline.schedule import Scheduler, ScheduleRules
 from pipeline.trainer_config import EngineConfig, TrainerConfig
+from pipeline.training.intake import Intake
 from pipeline.trajectory import Group, Span, Trajectory
 
 
@@ -85,8 +85,8 @@ def test_a_group_with_too_few_rewards_for_its_own_baseline_is_kept_for_that_of_i
 
 @pytest.mark.parametrize("kept_between", [False, True])
 def test_only_groups_given_up_one_after_another_end_the_run(monkeypatch, kept_between):
-    monkeypatch.setattr("pipeline.intake.MAX_GIVEN_UP", 1)
-    monkeypatch.setattr("pipeline.intake.MAX_GIVEN_UP_BATCHES", 2)
+    monkeypatch.setattr("pipeline.training.intake.MAX_GIVEN_UP", 1)
+    monkeypatch.setattr("pipeline.training.intake.MAX_GIVEN_UP_BATCHES", 2)
     play = Play()
     for index in (0, 2, 3):
         play.deliver(index, [0.5] * 4)

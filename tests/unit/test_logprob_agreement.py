@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import pipeline as rl
-from pipeline.batches import make_batch
 from pipeline.config_checks import ConfigWarning
 from pipeline.tasks import guess
+from pipeline.training.batches import make_batch
 from pipeline.trajectory import Group, Span, Trajectory
 from tests.engine_twin import CONFIG, SEED, make_engine, request, run
 from workers.loss_terms import token_logprobs

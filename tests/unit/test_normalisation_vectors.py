@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from pipeline.advantages import Batchwise, GroupCentered
-from pipeline.batches import TrainingBatch, make_batch
 from pipeline.config import Truncation
-from pipeline.rows import Rows
+from pipeline.training.batches import TrainingBatch, make_batch
+from pipeline.training.rows import Rows
 from pipeline.trajectory import Group, Span, Trajectory
 from tests import vectors
 

@@ -17,10 +17,10 @@ from test_model import LLAMA
 from test_packing import make_rows
 
 from pipeline.advantages import Batchwise, GroupCentered
-from pipeline.batches import make_batch
 from pipeline.config import Truncation
 from pipeline.losses import NORMALIZATIONS
-from pipeline.rows import Rows
+from pipeline.training.batches import make_batch
+from pipeline.training.rows import Rows
 from pipeline.trajectory import Group, Span, Trajectory
 from workers.model import bind_weights, init_flat
 from workers.packing import TrainingRows, micro_batches

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from pipeline.advantages import Batchwise, GroupCentered
-from pipeline.batches import make_batch
 from pipeline.config import Adam, ForwardBackwardBatch, GroupCompletion, KVCache, Truncation
 from pipeline.errors import ConfigError
 from pipeline.losses import CISPO, CustomLoss
-from pipeline.overlap import ReadyGroup, StreamedBatch, fill_chunks, join, overlap_of, split_by_group
 from pipeline.trainer_config import EngineConfig, TrainerConfig
+from pipeline.training.batches import make_batch
+from pipeline.training.overlap import ReadyGroup, StreamedBatch, fill_chunks, join, overlap_of, split_by_group
+from pipeline.training.updates import Counts, merge_chunks
 from pipeline.trajectory import Group, Span, Trajectory
-from pipeline.updates import Counts, merge_chunks
 
 ROWS = ForwardBackwardBatch(min_sequences=4, min_tokens=None)
 

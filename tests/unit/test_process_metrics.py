@@ -5,7 +5,7 @@ from array import array
 
 import pytest
 
-from pipeline.process_metrics import TimeAccount, WorkerTimes, memory_metrics
+from pipeline.processes.process_metrics import TimeAccount, WorkerTimes, memory_metrics
 from shm.ledger import Activity, Ledger, LedgerShape
 
 SHAPE = LedgerShape(num_slots=1, num_reservations=1, num_workers=2)

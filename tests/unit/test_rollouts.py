@@ -7,7 +7,7 @@ from played_rollouts import Hosts, Played
 
 from pipeline.config import Schedule
 from pipeline.errors import TrajectoryError
-from pipeline.rollouts import GroupFailed
+from pipeline.rollouts.rollouts import GroupFailed
 from pipeline.trajectory import Group
 from workers.messages import EnvironmentReplies, EnvironmentReply
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipeline.sampler_client import SegmentResult
-from pipeline.sampling_counters import SamplingCounters
+from pipeline.processes.sampler_client import SegmentResult
+from pipeline.rollouts.sampling_counters import SamplingCounters
 
 
 class Clock:

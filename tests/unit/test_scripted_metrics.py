@@ -14,13 +14,13 @@ import pytest
 
 import pipeline as rl
 from pipeline.metrics import metric_of
-from pipeline.rollout_log import RolloutLog
-from pipeline.rollouts import Rollouts
-from pipeline.sampling_counters import SamplingCounters
+from pipeline.processes.slot_table import SlotTable
+from pipeline.rollouts.rollout_log import RolloutLog
+from pipeline.rollouts.rollouts import Rollouts
+from pipeline.rollouts.sampling_counters import SamplingCounters
 from pipeline.schedule import Scheduler, ScheduleRules
-from pipeline.slot_table import SlotTable
 from pipeline.trainer_config import EngineConfig, TrainerConfig
-from pipeline.training_loop import TrainingLoop
+from pipeline.training.training_loop import TrainingLoop
 from shm.ledger import Ledger, LedgerShape
 from tests import virtual_clock
 from tests.unit.played_rollouts import Chat, Hosts, Run

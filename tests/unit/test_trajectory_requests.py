@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from pipeline.config import KVCache
-from pipeline.sampler_client import SegmentResult
-from pipeline.sampling_counters import SamplingCounters
-from pipeline.slot_table import SlotTable
+from pipeline.processes.sampler_client import SegmentResult
+from pipeline.processes.slot_table import SlotTable
+from pipeline.rollouts.sampling_counters import SamplingCounters
+from pipeline.rollouts.trajectory_requests import TrajectoryRequests
 from pipeline.trainer_config import EngineConfig
-from pipeline.trajectory_requests import TrajectoryRequests
 
 HOLD = {"sampling_policy": "segment", "kv_cache": KVCache(max_staleness=2)}
 

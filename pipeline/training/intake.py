@@ -8,11 +8,11 @@ the trainer is doing: `schedule.py` says why the bound holds all the same.
 import asyncio
 from collections import Counter
 
-from pipeline.active_run import ActiveRun
 from pipeline.advantages import all_equal
 from pipeline.errors import RunError
-from pipeline.rollouts import Rollouts
-from pipeline.running_group import GroupFailed
+from pipeline.processes.active_run import ActiveRun
+from pipeline.rollouts.rollouts import Rollouts
+from pipeline.rollouts.running_group import GroupFailed
 from pipeline.schedule import Admission, Scheduler
 from pipeline.trainer_config import TrainerConfig
 from pipeline.trajectory import Group

@@ -10,23 +10,23 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pipeline.active_run import ActiveRun
-from pipeline.batches import TrainingBatch, make_batch
 from pipeline.errors import RunError
-from pipeline.intake import DataUsedUp, Intake
-from pipeline.learning_rate import learning_rate
-from pipeline.overlap import StreamedBatch, overlap_of
-from pipeline.process_metrics import TimeAccount
-from pipeline.received import Received
-from pipeline.rollouts import Rollouts
-from pipeline.rows import Rows
-from pipeline.sampling_counters import SamplingCounters
+from pipeline.processes.active_run import ActiveRun
+from pipeline.processes.process_metrics import TimeAccount
+from pipeline.rollouts.rollouts import Rollouts
+from pipeline.rollouts.sampling_counters import SamplingCounters
 from pipeline.schedule import Batch, Blocked, Scheduler
-from pipeline.step_metrics import StepMetrics, timing
 from pipeline.trainer_config import TrainerConfig
+from pipeline.training.batches import TrainingBatch, make_batch
+from pipeline.training.intake import DataUsedUp, Intake
+from pipeline.training.learning_rate import learning_rate
+from pipeline.training.overlap import StreamedBatch, overlap_of
+from pipeline.training.received import Received
+from pipeline.training.rows import Rows
+from pipeline.training.step_metrics import StepMetrics, timing
+from pipeline.training.updates import Updates
+from pipeline.training.waits import REPORT_SECONDS, Culprit, Waits
 from pipeline.trajectory import Group, Trajectory
-from pipeline.updates import Updates
-from pipeline.waits import REPORT_SECONDS, Culprit, Waits
 
 ValidateBatch = Callable[[Sequence[Trajectory], dict[str, float]], None]
 

@@ -11,19 +11,19 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pipeline.active_run import ActiveRun
 from pipeline.chat.format import ChatFormat
 from pipeline.config import GroupCompletion
 from pipeline.errors import TrajectoryError
-from pipeline.priority import PREDICTED_LENGTH, LengthPredictor, Priority, priority_of
-from pipeline.rollout_log import RolloutLog
-from pipeline.running_group import GroupFailed, RunningGroup
-from pipeline.sampler_client import SegmentResult
+from pipeline.processes.active_run import ActiveRun
+from pipeline.processes.sampler_client import SegmentResult
+from pipeline.rollouts.priority import PREDICTED_LENGTH, LengthPredictor, Priority, priority_of
+from pipeline.rollouts.rollout_log import RolloutLog
+from pipeline.rollouts.running_group import GroupFailed, RunningGroup
+from pipeline.rollouts.trajectory_loop import GenerateSegment, TrajectoryLoop
+from pipeline.rollouts.trajectory_requests import TrajectoryRequests
 from pipeline.schedule import Admission
 from pipeline.trainer_config import EngineConfig
 from pipeline.trajectory import Group, Trajectory
-from pipeline.trajectory_loop import GenerateSegment, TrajectoryLoop
-from pipeline.trajectory_requests import TrajectoryRequests
 
 
 class Rollouts:

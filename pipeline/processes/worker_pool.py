@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import zmq
 
-from pipeline.worker_handle import WorkerHandle
+from pipeline.processes.worker_handle import WorkerHandle
 from workers.sockets import SocketDirectory
 
 HELD_BACK = (signal.SIGINT, signal.SIGTERM)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.active_run import ActiveRun
-from pipeline.overlap import MAX_PENDING
-from pipeline.rows import Rows
+from pipeline.processes.active_run import ActiveRun
+from pipeline.training.overlap import MAX_PENDING
+from pipeline.training.rows import Rows
 from workers.messages import Published
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from pipeline.batches import TrainingBatch
 from pipeline.config import ForwardBackwardBatch, Truncation
-from pipeline.rows import Rows
 from pipeline.trainer_config import TrainerConfig
+from pipeline.training.batches import TrainingBatch
+from pipeline.training.rows import Rows
 from pipeline.trajectory import Group
 from pipeline.truncation import baseline_reward
 

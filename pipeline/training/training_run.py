@@ -8,22 +8,22 @@ from collections.abc import AsyncIterator, Sequence
 from enum import Enum
 from typing import Any
 
-from pipeline.active_run import ActiveRun
 from pipeline.checkpoints import Checkpoints
 from pipeline.config_checks import warn
 from pipeline.evaluation.evaluations import Evaluations
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.events import EventLog
 from pipeline.json_lines import JsonLines
-from pipeline.opening import unless_stopped
-from pipeline.rollout_engine import RolloutEngine
-from pipeline.rollout_log import RolloutLog
-from pipeline.rollouts import Rollouts
+from pipeline.processes.active_run import ActiveRun
+from pipeline.processes.opening import unless_stopped
+from pipeline.rollouts.rollout_engine import RolloutEngine
+from pipeline.rollouts.rollout_log import RolloutLog
+from pipeline.rollouts.rollouts import Rollouts
+from pipeline.rollouts.sampling_counters import SamplingCounters
 from pipeline.run_spec import RunSpec
-from pipeline.sampling_counters import SamplingCounters
 from pipeline.schedule import Scheduler, ScheduleRules
 from pipeline.trainer_config import TrainerConfig
-from pipeline.training_loop import Step, Stopped, TrainingLoop, ValidateBatch
+from pipeline.training.training_loop import Step, Stopped, TrainingLoop, ValidateBatch
 from shm.errors import HeadwayError
 
 

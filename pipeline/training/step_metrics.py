@@ -3,14 +3,14 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from pipeline.active_run import ActiveRun
-from pipeline.intake import Intake
-from pipeline.process_metrics import TimeAccount, WorkerTimes, memory_metrics
-from pipeline.received import Received
-from pipeline.sampling_counters import SamplingCounters
+from pipeline.processes.active_run import ActiveRun
+from pipeline.processes.process_metrics import TimeAccount, WorkerTimes, memory_metrics
+from pipeline.rollouts.sampling_counters import SamplingCounters
 from pipeline.schedule import Scheduler
+from pipeline.training.intake import Intake
+from pipeline.training.received import Received
+from pipeline.training.waits import Waits
 from pipeline.trajectory import Group
-from pipeline.waits import Waits
 
 
 class StepMetrics:

@@ -9,12 +9,12 @@ a version of about its age; under `refill` it is held from sending to reply.
 
 import asyncio
 
-from pipeline.active_run import ActiveRun
-from pipeline.priority import Priority
-from pipeline.sampler_client import Pick, SamplerClient, SegmentResult
-from pipeline.sampling_counters import SamplingCounters
+from pipeline.processes.active_run import ActiveRun
+from pipeline.processes.sampler_client import Pick, SamplerClient, SegmentResult
+from pipeline.rollouts.priority import Priority
+from pipeline.rollouts.sampling_counters import SamplingCounters
+from pipeline.rollouts.version_choice import choose_version
 from pipeline.trainer_config import EngineConfig
-from pipeline.version_choice import choose_version
 
 
 class TrajectoryRequests:

@@ -4,10 +4,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.run_blocks import LEARNER_ROW
+from pipeline.processes.run_blocks import LEARNER_ROW
+from pipeline.processes.worker_handle import WorkerHandle
+from pipeline.processes.worker_pool import WorkerPool
 from pipeline.run_spec import RunSpec
-from pipeline.worker_handle import WorkerHandle
-from pipeline.worker_pool import WorkerPool
 from workers.errors import WorkerDied
 
 # What the process of each role runs.

@@ -6,8 +6,8 @@ The supervisor makes every block, so every block lives exactly as long as the ru
 from dataclasses import replace
 from typing import Any
 
+from pipeline.processes.sampler_client import BYTES_PER_REPLY_TOKEN
 from pipeline.run_spec import RunSpec
-from pipeline.sampler_client import BYTES_PER_REPLY_TOKEN
 from shm.block import WRONG_LOOKING, Block
 from shm.ledger import Ledger
 from shm.queue import QueueConsumer, QueueProducer

@@ -13,15 +13,15 @@ from pipeline.environments.thread import EnvironmentThread
 from pipeline.errors import RunError
 from pipeline.events import EventLog
 from pipeline.gather import gather_all
-from pipeline.learner_client import LearnerClient
-from pipeline.run_blocks import RunBlocks
+from pipeline.processes.learner_client import LearnerClient
+from pipeline.processes.run_blocks import RunBlocks
+from pipeline.processes.run_workers import RunWorkers
+from pipeline.processes.sampler_client import RequestLimit, SamplerClient
+from pipeline.processes.slot_table import SlotTable
+from pipeline.processes.worker_handle import WorkerHandle
+from pipeline.processes.worker_pool import WorkerPool
+from pipeline.processes.worker_watch import WorkerWatch
 from pipeline.run_spec import RunSpec
-from pipeline.run_workers import RunWorkers
-from pipeline.sampler_client import RequestLimit, SamplerClient
-from pipeline.slot_table import SlotTable
-from pipeline.worker_handle import WorkerHandle
-from pipeline.worker_pool import WorkerPool
-from pipeline.worker_watch import WorkerWatch
 from shm.errors import HeadwayError
 from workers.errors import CheckpointError, WorkerDied, WorkerFailed
 from workers.messages import Message

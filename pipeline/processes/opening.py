@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from pipeline.active_run import ActiveRun
-from pipeline.training_loop import Stopped
+from pipeline.processes.active_run import ActiveRun
+from pipeline.training.training_loop import Stopped
 
 
 async def unless_stopped(

@@ -5,15 +5,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.completion import Decision, GroupProgress
 from pipeline.config import GroupCompletion
 from pipeline.errors import TrajectoryError
-from pipeline.rollout_log import RolloutLog
-from pipeline.sampler_client import SamplerClient
+from pipeline.processes.sampler_client import SamplerClient
+from pipeline.rollouts.completion import Decision, GroupProgress
+from pipeline.rollouts.rollout_log import RolloutLog
+from pipeline.rollouts.trajectory_loop import TrajectoryLoop
+from pipeline.rollouts.trajectory_requests import TrajectoryRequests
 from pipeline.schedule import Admission
 from pipeline.trajectory import Group, Trajectory
-from pipeline.trajectory_loop import TrajectoryLoop
-from pipeline.trajectory_requests import TrajectoryRequests
 
 GROUP_FAILED = "group_failed"  # why the members of a group end in which another one has failed
 

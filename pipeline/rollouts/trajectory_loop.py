@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.budget import next_request_tokens, tokens_left
 from pipeline.chat.format import ChatFormat, ModelTurn, Rendered, assistant_message
 from pipeline.config import Budget
 from pipeline.environments.client import Dropped, EnvironmentHandle
 from pipeline.errors import TrajectoryError
-from pipeline.sampler_client import SegmentResult
+from pipeline.processes.sampler_client import SegmentResult
+from pipeline.rollouts.budget import next_request_tokens, tokens_left
 from pipeline.trajectory import Span, Trajectory
 from workers.messages import EnvironmentReply
 

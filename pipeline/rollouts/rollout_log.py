@@ -1,8 +1,8 @@
 """What rollouts tell the audit log and the sampling counters, in one place: the words of each event."""
 
 from pipeline.events import EventLog
-from pipeline.sampler_client import SegmentResult
-from pipeline.sampling_counters import SamplingCounters
+from pipeline.processes.sampler_client import SegmentResult
+from pipeline.rollouts.sampling_counters import SamplingCounters
 from pipeline.trajectory import Group, Trajectory
 from workers.messages import EnvironmentReply
 

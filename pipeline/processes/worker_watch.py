@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from pipeline.environments.client import EnvironmentClient
 from pipeline.errors import RunError
 from pipeline.events import EventLog
-from pipeline.run_blocks import LEARNER_ROW
-from pipeline.run_workers import RunWorkers
+from pipeline.processes.run_blocks import LEARNER_ROW
+from pipeline.processes.run_workers import RunWorkers
 from shm.ledger import Ledger
 from workers.errors import WorkerDied, WorkerFailed
 

@@ -1,0 +1,1 @@
+"""From finished groups to policy updates: batches, the loop over them, and what each step reports."""
