@@ -21,7 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.chat.call_json import CallError, read_arguments
+from pipeline.chat.call_json import CallError, read_call_arguments
+from pipeline.chat.format import ChatMessage
 from pipeline.config_checks import MAX_COUNT, shown
 from pipeline.data.dataset import why_not_plain
 from pipeline.environments.tool_calls import run_tool_call
@@ -35,8 +36,6 @@ __all__ = ["Env", "ToolCall", "TrajectoryView", "Turn", "TurnResult", "as_messag
 ROLES = ("system", "user", "assistant", "tool")
 RECOVERIES = ("drop", "stateless", "snapshot")
 WRAP_UP = "Little room is left. Give your final answer now, without calling tools."
-
-Message = dict[str, Any]  # {"role": one of ROLES, "content": str}, in tool messages also "name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ class TurnResult:
     ends the episode as returning None does, and still delivers the metrics.
     """
 
-    messages: Sequence[Message] | str = ()
+    messages: Sequence[ChatMessage] | str = ()
     max_turn_tokens: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     done: bool = False
@@ -116,7 +115,7 @@ class TrajectoryView:
         "turns",
     )
 
-    def __init__(self, group: int, member: int, messages: list[Message]) -> None:
+    def __init__(self, group: int, member: int, messages: list[ChatMessage]) -> None:
         self.group = group
         self.member = member
         self.messages = messages  # all so far, the model's turns among them
@@ -150,7 +149,7 @@ class TrajectoryView:
     def num_generated_tokens(self) -> int:
         return sum(turn.num_tokens for turn in self.turns)
 
-    def rewrite(self, messages: Sequence[Message] | str) -> None:
+    def rewrite(self, messages: Sequence[ChatMessage] | str) -> None:
         """In `on_turn`: the model goes on from these messages in place of all so far, as from a new prompt.
 
         What was generated before is still trained, given what it was generated from. The messages of the TurnResult
@@ -173,11 +172,11 @@ class Env:
     """
 
     tools: Sequence[Callable] | None = None  # None: all @tool methods; a list (also set in `reset`): exactly these
-    wrap_up: Sequence[Message] | str = WRAP_UP  # asks for the final answer (`Budget.final_answer_reserve`)
+    wrap_up: Sequence[ChatMessage] | str = WRAP_UP  # asks for the final answer (`Budget.final_answer_reserve`)
     recovery: str = "drop"  # what a resumed run does with an unfinished trajectory; "drop" starts it again
     rng: random.Random  # seeded per trajectory before `reset`: use it for all that is random, to be reproducible
 
-    def reset(self, row: dict[str, Any]) -> Sequence[Message] | str:
+    def reset(self, row: dict[str, Any]) -> Sequence[ChatMessage] | str:
         """The first messages (a string: one user message) for a dataset row."""
         raise NotImplementedError(f"{type(self).__qualname__} has no reset(row)")
 
@@ -206,7 +205,7 @@ class Env:
         """Go on from what `snapshot` gave."""
         raise NotImplementedError(f"{type(self).__qualname__} has no restore(state)")
 
-    async def call_tools(self, traj: TrajectoryView) -> list[Message]:
+    async def call_tools(self, traj: TrajectoryView) -> list[ChatMessage]:
         """Run the last turn's tool calls, several in parallel, and return their tool messages in call order."""
         calls = traj.tool_calls
         if len(calls) == 1:  # no task: this is every turn's path
@@ -219,12 +218,12 @@ class Env:
         ]
 
 
-def _tool_message(call: ToolCall, text: str) -> Message:
+def _tool_message(call: ToolCall, text: str) -> ChatMessage:
     identity = {"tool_call_id": call.id} if call.id else {}  # a call that a user has made has none
     return {"role": "tool", "name": call.name, **identity, "content": text}
 
 
-def cut_tool_message(message: Message, max_chars: int | None) -> Message:
+def cut_tool_message(message: ChatMessage, max_chars: int | None) -> ChatMessage:
     """A tool's message with no more characters than that (None: any number), and marked if it had more; any other
     message as it is.
     """
@@ -233,7 +232,7 @@ def cut_tool_message(message: Message, max_chars: int | None) -> Message:
     return message | {"content": message["content"][:max_chars], "cut": True}
 
 
-def as_messages(value: Any, source: str) -> list[Message]:
+def as_messages(value: Any, source: str) -> list[ChatMessage]:
     """Checked messages from what user code gave; `source` names it in the `ConfigTypeError`."""
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
@@ -276,7 +275,7 @@ def _is_call(call: Any) -> bool:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         return False
     try:
-        read_arguments(function.get("arguments"), "")
+        read_call_arguments(function.get("arguments"), "")
     except CallError:
         return False
     return True

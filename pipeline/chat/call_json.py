@@ -111,7 +111,7 @@ def _check_text(text: str) -> None:
         raise CallError("a text in it holds half of a surrogate pair, which is no character") from None
 
 
-def read_arguments(value: Any, name: str) -> dict[str, Any]:
+def read_call_arguments(value: Any, name: str) -> dict[str, Any]:
     """The arguments of a call: an object, or JSON text of one, decoded once. Raises CallError."""
     if isinstance(value, str):
         try:
@@ -149,4 +149,4 @@ def read_call(value: Any) -> dict[str, Any]:
         raise CallError("it has both arguments and parameters" if keys else "it has no arguments", name)
     if unknown := [key for key in value if key not in ("name", *keys, *_IGNORED_KEYS)]:
         raise CallError(f"it has the key {short(unknown[0])} beside its name and arguments", name)
-    return {"name": name, "arguments": read_arguments(value[keys[0]], name), "error": None}
+    return {"name": name, "arguments": read_call_arguments(value[keys[0]], name), "error": None}

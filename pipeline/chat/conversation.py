@@ -6,9 +6,9 @@ What a template can do is tried out on a small conversation when it is loaded; i
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pipeline.chat.call_json import CallError, read_arguments
+from pipeline.chat.call_json import CallError, read_call_arguments
 from pipeline.chat.control_text import TextBreaker
-from pipeline.chat.format import Message
+from pipeline.chat.format import ChatMessage
 from pipeline.chat.template import ChatTemplate
 from pipeline.chat.tool_formats import describe, find_tool_format
 from pipeline.errors import TemplateError
@@ -58,7 +58,7 @@ class Way(NamedTuple):
 def probe(template: ChatTemplate) -> tuple[Abilities, str]:
     """What the template can do, and how it writes a user's question and an answer. TemplateError if not even that."""
 
-    def shows(what: str, messages: list[Message], tools: Tools = ()) -> bool:
+    def shows(what: str, messages: list[ChatMessage], tools: Tools = ()) -> bool:
         try:
             return what in template.render(messages, tools, False)
         except TemplateError:
@@ -93,7 +93,7 @@ class Conversation:
         self._others, self._own = others, own
         self._tool_format = tool_format
 
-    def ways(self, messages: Sequence[Message]) -> list[Way]:
+    def ways(self, messages: Sequence[ChatMessage]) -> list[Way]:
         """In the order in which they are tried."""
         called = any(message.get("tool_calls") for message in messages)
         answered = with_calls_for_results(messages) != list(messages)
@@ -106,7 +106,7 @@ class Conversation:
         return ways + ([way._replace(joined=True) for way in ways] if joins else [])
 
     def prepared(
-        self, messages: Sequence[Message], tools: Tools, way: Way
+        self, messages: Sequence[ChatMessage], tools: Tools, way: Way
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """(messages, tools) for the template. Raises TemplateError for arguments that are text but no JSON object."""
         if way.calls_for_results:
@@ -121,7 +121,7 @@ class Conversation:
             made, schemas = self._described(made, describe(schemas, self._tool_format)), []
         return made, schemas
 
-    def _message(self, message: Message, index: int, way: Way) -> dict[str, Any]:
+    def _message(self, message: ChatMessage, index: int, way: Way) -> dict[str, Any]:
         made = {key: value for key, value in message.items() if value is not None and key not in _INTERNAL}
         calls = [_readable(call, index, number) for number, call in enumerate(made.pop("tool_calls", ()))]
         calls = self._others.all_broken(calls)
@@ -158,7 +158,7 @@ def _readable(call: Mapping[str, Any], message: int, number: int) -> dict[str, A
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
         try:
-            arguments = read_arguments(arguments, "")
+            arguments = read_call_arguments(arguments, "")
         except CallError as error:
             raise TemplateError(
                 f"In message {message} of a conversation, call {number} of {function.get('name')!r:.80} can't be "
@@ -168,9 +168,9 @@ def _readable(call: Mapping[str, Any], message: int, number: int) -> dict[str, A
     return {**call, "function": function} if "function" in call else function
 
 
-def with_calls_for_results(messages: Sequence[Message]) -> list[Message]:
+def with_calls_for_results(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     """The messages, in which each result that names a call has one before it."""
-    made: list[Message] = []
+    made: list[ChatMessage] = []
     last = None  # the assistant message whose results follow
     for message in messages:
         if message["role"] == "assistant":

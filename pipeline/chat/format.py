@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from tokenizers import Tokenizer
 
-Message = Mapping[str, Any]
+ChatMessage = dict[str, Any]  # {"role": one of env.ROLES, "content": str}, in tool messages also "name"; never modified
 
 # Tokens that may come of one more when a text ends within it: one of 128 spaces, say.
 _SPLIT_TOKENS = 256
@@ -54,14 +54,14 @@ class ChatFormat(Protocol):
     def stop_ids(self) -> tuple[int, ...]:
         """Ids of which each ends a turn, itself the turn's last token."""
 
-    def render_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]:
+    def render_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> list[int]:
         """The ids of a conversation's start, up to where the model writes. tools: schemas of `@tool` functions."""
 
     def render_reply(
         self,
-        history: Sequence[Message],
+        history: Sequence[ChatMessage],
         turn: ModelTurn,
-        messages: Sequence[Message],
+        messages: Sequence[ChatMessage],
         tools: Sequence[Mapping[str, Any]],
     ) -> Rendered:
         """The ids that follow a turn: its end if the model did not write it, the messages, the next turn's opening.

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pipeline.chat.control_text import ControlText, TextBreaker, restore
 from pipeline.chat.conversation import Conversation, Tools, Way, probe, with_calls_for_results
-from pipeline.chat.format import Message, ModelTurn, ParsedTurn, Rendered, assistant_message, cut_text
+from pipeline.chat.format import ChatMessage, ModelTurn, ParsedTurn, Rendered, assistant_message, cut_text
 from pipeline.chat.template import ChatTemplate, read_template, special_tokens
 from pipeline.chat.tokenizer_files import read_stop_ids, read_tokenizer
 from pipeline.chat.tool_formats import FORMATS, detect, find_tool_format
@@ -96,7 +96,7 @@ class ModelChat:
         )
         self._rendered, self._prompts = _Recent(MAX_REMEMBERED), _Recent(MAX_REMEMBERED)
 
-    def render_prompt(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+    def render_prompt(self, messages: Sequence[ChatMessage], tools: Tools) -> list[int]:
         """No token is put before what the template writes: it writes the token that begins a text, or none does.
 
         Raises TemplateError when the template renders the conversation in no way, or asks for calls in a form that
@@ -115,7 +115,7 @@ class ModelChat:
         return list(self._first_way(messages, render))
 
     def render_reply(
-        self, history: Sequence[Message], turn: ModelTurn, messages: Sequence[Message], tools: Tools
+        self, history: Sequence[ChatMessage], turn: ModelTurn, messages: Sequence[ChatMessage], tools: Tools
     ) -> Rendered:
         """As ChatFormat says. Raises TemplateError when the template renders the conversation in no way."""
         spoken = assistant_message(turn.text, turn.tool_calls)
@@ -168,7 +168,7 @@ class ModelChat:
         written = self._template.render(messages, (), True)
         return {found[0] for found in self._text.find_all(written) if found[0] in self._text.special}
 
-    def _first_way(self, messages: Sequence[Message], render: Callable[[Way], Result]) -> Result:
+    def _first_way(self, messages: Sequence[ChatMessage], render: Callable[[Way], Result]) -> Result:
         """What `render` gives for the first way of the conversation that the template takes."""
         refused = None
         for way in self._conversation.ways(messages):
@@ -178,7 +178,7 @@ class ModelChat:
                 refused = refused or error
         raise refused
 
-    def _render(self, messages: Sequence[Message], tools: Tools, way: Way, opens: bool) -> str:
+    def _render(self, messages: Sequence[ChatMessage], tools: Tools, way: Way, opens: bool) -> str:
         """Text with marks. opens: with the opening of the model's turn, as it will be asked for again."""
 
         def render() -> str:
@@ -213,7 +213,7 @@ class ModelChat:
         found = next((found for found in self._text.find_all(rendered, start) if found[0] in self._structure), None)
         return found.start() if found is not None and found[0] in self._stop_texts.values() else None
 
-    def _shows(self, body: str, said: Message) -> bool:
+    def _shows(self, body: str, said: ChatMessage) -> bool:
         """Whether a rendered turn is what the model said, white space and the form of calls aside. A template that
         leaves some of it out, reasoning above all, or adds some, has rewritten it.
         """

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from pipeline.chat.format import Message, ModelTurn, ParsedTurn, Rendered
+from pipeline.chat.format import ChatMessage, ModelTurn, ParsedTurn, Rendered
 from pipeline.config_checks import shown
 from pipeline.errors import ConfigError, ConfigTypeError
 
@@ -76,7 +76,7 @@ class TinyChat:
     def stop_ids(self) -> tuple[int, ...]:
         return (self._ids[END],)
 
-    def render_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]:
+    def render_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> list[int]:
         ids: list[int] = []
         for message in messages:
             ids.extend(self._message(message))
@@ -85,9 +85,9 @@ class TinyChat:
 
     def render_reply(
         self,
-        history: Sequence[Message],
+        history: Sequence[ChatMessage],
         turn: ModelTurn,
-        messages: Sequence[Message],
+        messages: Sequence[ChatMessage],
         tools: Sequence[Mapping[str, Any]],
     ) -> Rendered:
         end = self._ids[END]
@@ -122,7 +122,7 @@ class TinyChat:
         """The words of any ids, markers included."""
         return " ".join(self._words[index] for index in ids)
 
-    def _message(self, message: Message) -> tuple[int, ...]:
+    def _message(self, message: ChatMessage) -> tuple[int, ...]:
         key = (message["role"], message["content"])
         ids = self._messages.get(key)
         if ids is None:
@@ -179,19 +179,19 @@ class TerseChat(TinyChat):
     def stop_ids(self) -> tuple[int, ...]:
         return self._stop_ids
 
-    def render_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]:
+    def render_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> list[int]:
         return [self._ids[START], *self._bare(messages)]
 
     def render_reply(
         self,
-        history: Sequence[Message],
+        history: Sequence[ChatMessage],
         turn: ModelTurn,
-        messages: Sequence[Message],
+        messages: Sequence[ChatMessage],
         tools: Sequence[Mapping[str, Any]],
     ) -> Rendered:
         return Rendered(self._bare(messages))
 
-    def _bare(self, messages: Sequence[Message]) -> list[int]:
+    def _bare(self, messages: Sequence[ChatMessage]) -> list[int]:
         return [index for message in messages for index in self._message(message)]
 
     def _render(self, role: str, content: str) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from pipeline.chat.call_json import CallError, check_name, read_arguments, read_call, scan_value, short, skip_space
+from pipeline.chat.call_json import CallError, check_name, read_call, read_call_arguments, scan_value, short, skip_space
 from pipeline.chat.format import ParsedTurn
 from pipeline.errors import ConfigError
 
@@ -247,7 +247,7 @@ class MistralFormat(_Blocks):
         if named := self._NAMED.match(text, begin):
             name = check_name(named[1])
             value, end = scan_value(text, named.end())
-            return [{"name": name, "arguments": read_arguments(value, name), "error": None}], end
+            return [{"name": name, "arguments": read_call_arguments(value, name), "error": None}], end
         value, end = scan_value(text, begin)
         return self.calls_of(value if isinstance(value, list) else [value]), end
 

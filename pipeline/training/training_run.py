@@ -27,7 +27,7 @@ from pipeline.training.training_loop import Step, Stopped, TrainingLoop, Validat
 from shm.errors import HeadwayError
 
 
-class Save(Enum):
+class SaveAtEnd(Enum):
     """What becomes of the weights when a run ends."""
 
     OR_FAIL = 1  # it went as someone wanted: not to save is an error
@@ -94,7 +94,7 @@ class TrainingRun:
 
     async def steps(self) -> AsyncIterator[Step]:
         """Train, yielding each batch when its weights are published. Raises what ended the run, but for a stop."""
-        status, save = "failed", Save.IF_POSSIBLE
+        status, save = "failed", SaveAtEnd.IF_POSSIBLE
         run: ActiveRun | None = None
         rollouts: Rollouts | None = None
         evaluations: Evaluations | None = None
@@ -119,16 +119,16 @@ class TrainingRun:
             if evaluations is not None:
                 await evaluations.launch(scheduler.batches, at_end=True)
                 await evaluations.finish(scheduler.batches)
-            status, save = "completed", Save.OR_FAIL
+            status, save = "completed", SaveAtEnd.OR_FAIL
         except Stopped:
-            status, save, self.stopped = "stopped", Save.OR_FAIL, True
+            status, save, self.stopped = "stopped", SaveAtEnd.OR_FAIL, True
         except GeneratorExit:  # the caller left its loop
-            status, save, self.stopped = "stopped", Save.OR_FAIL, True
+            status, save, self.stopped = "stopped", SaveAtEnd.OR_FAIL, True
             raise
         except asyncio.CancelledError:
             status, self.stopped = "stopped", True
             if self._stop_asked.is_set():  # this is the second request: end now
-                save = Save.NOTHING
+                save = SaveAtEnd.NOTHING
             raise
         finally:
             loop, self._loop, self._opening = self._loop, None, False
@@ -142,7 +142,7 @@ class TrainingRun:
                     finally:
                         if rollouts is not None:
                             await rollouts.stop()
-                    if run is not None and loop is not None and save is not Save.NOTHING:
+                    if run is not None and loop is not None and save is not SaveAtEnd.NOTHING:
                         await self._save(run, loop, save)
                 except asyncio.CancelledError:
                     status, self.stopped = "stopped", True
@@ -156,16 +156,16 @@ class TrainingRun:
             finally:
                 self._log_end(loop, status)
 
-    async def _save(self, run: ActiveRun, loop: TrainingLoop, save: Save) -> None:
+    async def _save(self, run: ActiveRun, loop: TrainingLoop, save: SaveAtEnd) -> None:
         """The last checkpoint: of the version after an update that has begun."""
-        if save is Save.IF_POSSIBLE and not run.learner_serves:
+        if save is SaveAtEnd.IF_POSSIBLE and not run.learner_serves:
             return
         self._saving = True
         try:
             await loop.settle()
             await self._checkpoints.save(run, self._scheduler.version)
         except HeadwayError as error:
-            if save is Save.OR_FAIL:
+            if save is SaveAtEnd.OR_FAIL:
                 raise
             warn(f"The weights of the run that ended early could not be saved: {error}")
         finally:

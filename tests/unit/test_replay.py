@@ -20,7 +20,6 @@ def test_synchronous_training_adds_sampling_and_training():
         (18, 24, 27),
     ]
     assert played.seconds == 27
-    assert played.seconds == 27
     assert played.busy_frac == 9 / 27
 
 
