@@ -19,7 +19,8 @@ from pipeline.processes.sampler_client import SegmentResult
 from pipeline.rollouts.priority import PREDICTED_LENGTH, LengthPredictor, Priority, priority_of
 from pipeline.rollouts.rollout_log import RolloutLog
 from pipeline.rollouts.running_group import GroupFailed, RunningGroup
-from pipeline.rollouts.trajectory_loop import GenerateSegment, TrajectoryLoop
+from pipeline.rollouts.sampled_turns import GenerateSegment, SampledTurns
+from pipeline.rollouts.trajectory_loop import TrajectoryLoop
 from pipeline.rollouts.trajectory_requests import TrajectoryRequests
 from pipeline.schedule import Admission
 from pipeline.trainer_config import EngineConfig
@@ -178,15 +179,14 @@ class Rollouts:
             running.started(member)
             return self._generator(running, member, made)
 
-        loop = TrajectoryLoop(
+        turns = SampledTurns(
             trajectory,
             self._budget,
             self._chat,
-            environment,
             begin,
             lambda segment, context: self._log.segment(running.group, member, segment, context, running.sampler.index),
-            lambda reply: self._log.tools(running.group, member, reply),
         )
+        loop = TrajectoryLoop(turns, environment, lambda reply: self._log.tools(running.group, member, reply))
 
         async def work() -> None:
             try:

@@ -5,6 +5,7 @@ import asyncio
 from pipeline.chat.format import ParsedTurn, Rendered
 from pipeline.config import Budget
 from pipeline.processes.sampler_client import SegmentResult
+from pipeline.rollouts.sampled_turns import SampledTurns
 from pipeline.rollouts.trajectory_loop import TrajectoryLoop
 from pipeline.trajectory import Trajectory
 from workers.messages import EnvironmentReply, ToolRecord
@@ -82,15 +83,14 @@ class Played:
         self.tools = []
         self.begun = 0
         self._segments = list(segments)
-        self.loop = TrajectoryLoop(
+        turns = SampledTurns(
             self.trajectory,
             Budget(**budget),
             self.chat,
-            self.environment,
             self._begin,
             lambda segment, context: self.noted.append((segment.tokens, context)),
-            lambda reply: self.tools.extend(reply.tools),
         )
+        self.loop = TrajectoryLoop(turns, self.environment, lambda reply: self.tools.extend(reply.tools))
 
     def _begin(self):
         assert [call for call, _ in self.environment.calls] == ["reset"], "pinned before its first request"

@@ -37,7 +37,7 @@ def play(chat, start, turns, replies):
         reset={"messages": start, "tools": [], "wrap_up": []},
     )
     played = Played([segment(*ids, stopped=ids[-1] in chat.stop_ids) for ids in turns], environment)
-    played.loop.chat = chat
+    played.loop.turns.chat = chat
     return played.run()
 
 
@@ -111,7 +111,7 @@ def test_hr11_a_turn_without_its_end_gets_it_untrained(tmp_path):
         ),
         max_turn_tokens=1,
     )
-    played.loop.chat = chat
+    played.loop.turns.chat = chat
     played.run()
     assert played.requests[1][0] == chat.render_prompt([first, said, second], [])
     assert played.tokens[1:3] == [("generated", [6]), ("framing", played.requests[1][0][len(prompt) + 1 :])]

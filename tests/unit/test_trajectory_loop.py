@@ -54,7 +54,7 @@ def test_a_reply_is_rendered_after_the_whole_conversation_and_calls_are_counted_
         for text, number in (("9 0", "call00001"), ("9 5 0", "call00002"))
     )
     assert played.chat.histories == [["?"], ["?", first, MORE]]
-    assert played.loop._history == ["?", first, MORE, second, MORE]
+    assert played.loop.turns.history == ["?", first, MORE, second, MORE]
 
 
 def test_a_format_that_rewrites_the_past_starts_a_conditioning_run():
