@@ -7,9 +7,10 @@ import time
 from pathlib import Path
 
 from bench.measures import check_audit
-from pipeline.commands.launch import make_supervisor, make_trainer, train_rows
+from pipeline.commands.launch import make_supervisor, make_trainer
 from pipeline.commands.progress import step_line
 from pipeline.commands.run_config import RunConfig
+from pipeline.commands.workload import open_workload
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.tasks import TASKS
 
@@ -37,10 +38,11 @@ def evaluator_of(games: int) -> Evaluator | None:
 
 async def train(config: RunConfig, evaluator: Evaluator | None) -> Evaluation | None:
     """`pipeline.commands.launch.run`, with an evaluation of the final version."""
+    workload = open_workload(config.workload)
     with make_supervisor(config) as model:
-        trainer = make_trainer(model, config, evaluator)
+        trainer = make_trainer(model, config, workload, evaluator)
         began = shown = 0.0  # the first step is shown at once, and speeds count from its end
-        async for step in trainer.run(train_rows(config), config.steps, description=config.to_json()):
+        async for step in trainer.run(workload.train_rows, config.steps, description=config.to_json()):
             now = time.monotonic()
             began = began or now
             if now - shown >= PROGRESS_SECONDS:

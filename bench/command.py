@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.commands.arguments import read_arguments
-from pipeline.commands.make_run_config import as_written, convert
+from pipeline.commands.option_values import as_written, convert
 from pipeline.commands.options import OPTIONS, Option
 from pipeline.commands.run_config import RunConfig
 from pipeline.config_json import installed_version

@@ -25,9 +25,10 @@ import numpy as np
 from bench.command import BenchCommand, result_head, run_root
 from bench.errors import BenchError
 from bench.measures import check_audit
-from pipeline.commands.launch import make_supervisor, make_trainer, train_rows
+from pipeline.commands.launch import make_supervisor, make_trainer
 from pipeline.commands.make_run_config import build
 from pipeline.commands.run_config import MODES, RunConfig, task_defaults
+from pipeline.commands.workload import open_workload
 from pipeline.supervisor import Supervisor
 from pipeline.version import VERSION
 
@@ -92,10 +93,11 @@ def compare(plan: Plan, root: Path) -> list[tuple[float, float]]:
 def train(plan: Plan, model: Supervisor, overlaps: bool, run_dir: Path) -> list[dict[str, float]]:
     """The metrics of each step of one audited run."""
     config = config_of(plan, overlaps, str(run_dir))
+    workload = open_workload(config.workload)
 
     async def collect() -> list[dict[str, float]]:
-        trainer = make_trainer(model, config)
-        return [step.metrics async for step in trainer.run(train_rows(config), plan.steps)]
+        trainer = make_trainer(model, config, workload)
+        return [step.metrics async for step in trainer.run(workload.train_rows, plan.steps)]
 
     steps = asyncio.run(collect())
     check_audit(run_dir, plan.steps)

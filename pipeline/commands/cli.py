@@ -15,7 +15,8 @@ from pipeline import audit
 from pipeline.commands.eval_config import eval_help
 from pipeline.commands.export import export
 from pipeline.commands.make_eval_config import parse_eval
-from pipeline.commands.make_run_config import as_written, parse
+from pipeline.commands.make_run_config import parse
+from pipeline.commands.option_values import as_written
 from pipeline.commands.options import help_text
 from pipeline.commands.run_config import RunConfig
 from pipeline.config_checks import suggestion

@@ -13,7 +13,9 @@ from pipeline.commands.options import (
     option_table,
     text_of,
 )
+from pipeline.commands.run_config import OWN, task_budget
 from pipeline.commands.shared_config import SharedConfig, check_eval_rows
+from pipeline.commands.workload_config import WorkloadConfig
 from pipeline.config import Budget, Sampling, Schedule
 from pipeline.config_checks import check_class, check_integer, option
 from pipeline.config_json import config_json
@@ -27,8 +29,7 @@ class EvalConfig(SharedConfig):
 
     weights: str  # a run, or a model directory; absolute
     version: int = 0  # of a run's checkpoint
-    task: str = option("guess", "the built-in task whose held-out rows are rolled out; none: the run's, or calculator")
-    eval_rows: int | None = option(None, "held-out rows; none: all of the task's")
+    eval_rows: int | None = option(None, "held-out rows; none: all")
     eval_group_size: int = option(4, "trajectories per held-out row; at temperature 0 they would be equal: 1")
     run_dir: str | None = option(None, "where the files go; none: runs/<time>-eval")
     engine: EngineConfig
@@ -45,10 +46,10 @@ class EvalConfig(SharedConfig):
 
 
 EVAL_EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (WorkloadConfig, ("task", "tool_latency")),
     (
         EvalConfig,
         (
-            "task",
             "template_options",
             "tool_format",
             "eval_rows",
@@ -59,7 +60,6 @@ EVAL_EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
             "dtype",
             "kv_gib",
             "run_dir",
-            "tool_latency",
         ),
     ),
     (Schedule, ("concurrency", "max_sample_requests")),
@@ -97,7 +97,8 @@ def eval_table() -> str:
 
 
 def _default(one: Option) -> str:
-    by_task = {name: task.budget[one.name] for name, task in TASKS.items() if one.name in task.budget}
+    budgets = {task: task_budget(task) for task in TASKS} | {OWN: task_budget(None)}
+    by_task = {name: budget[one.name] for name, budget in budgets.items() if one.name in budget}
     if by_task:
         return by_name(by_task, one.default)
-    return {"device": "auto", "samplers": "none", "task": "none"}.get(one.name) or text_of(one.default)
+    return {"device": "auto", "samplers": "none"}.get(one.name) or text_of(one.default)

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from pipeline.commands.eval_config import EvalConfig
 from pipeline.commands.parts import EXIT_CODES, Signals, engine_of, ignore_signals, supervisor_of
+from pipeline.commands.workload import Workload, open_workload
+from pipeline.config_checks import label
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.evaluation.without_training import EvaluationRun
 from pipeline.run_directory import make_default_run_dir, make_run_dir
 from pipeline.supervisor import Supervisor
-from pipeline.tasks import TASKS
 
 REPORT_SECONDS = 10.0
 
@@ -19,33 +20,34 @@ REPORT_SECONDS = 10.0
 def evaluate(config: EvalConfig) -> int:
     """Measure, showing how it goes. Returns 0 with a result, 130 or 143 after a signal."""
     try:
+        workload = open_workload(config.workload)
         with supervisor_of(config, init=config.weights) as model:
-            run = make_evaluation(model, config)
-            return asyncio.run(_evaluate(run, model, config))
+            run = make_evaluation(model, config, workload)
+            return asyncio.run(_evaluate(run, model, config, workload))
     finally:
         ignore_signals()
 
 
-def make_evaluation(model: Supervisor, config: EvalConfig) -> EvaluationRun:
-    """On the first of the task's held-out rows. Raises ConfigError before anything starts."""
-    rows = TASKS[config.task].holdout_rows()[: config.eval_rows]
+def make_evaluation(model: Supervisor, config: EvalConfig, workload: Workload) -> EvaluationRun:
+    """On the first of the workload's held-out rows. Raises ConfigError before anything starts."""
+    rows = workload.measured_rows(config.eval_rows, label(config, "eval_rows"))
     evaluator = Evaluator(rows, every=0, final_group_size=config.eval_group_size)
-    return EvaluationRun(engine_of(model, config, config.engine), evaluator, version=config.version)
+    return EvaluationRun(engine_of(model, workload, config.engine), evaluator, version=config.version)
 
 
-async def _evaluate(run: EvaluationRun, model: Supervisor, config: EvalConfig) -> int:
+async def _evaluate(run: EvaluationRun, model: Supervisor, config: EvalConfig, workload: Workload) -> int:
     signals = Signals(run)
     description = config.to_json() | {"model": model.source.describe()}
     if config.run_dir is None:
         directory = make_default_run_dir("eval", time.localtime(), description)
     else:
         directory = make_run_dir(config.run_dir, description)
-    watching = asyncio.create_task(_watch(run, config))
+    watching = asyncio.create_task(_watch(run, workload.name))
     try:
         with contextlib.suppress(asyncio.CancelledError):  # by the second signal
             result = await run.run(directory)
             if result is not None:
-                print(result_line(result, config, model.source.weights))
+                print(result_line(result, workload.name, model.source.weights))
                 print(f"files: {directory}")
                 return 0
     finally:
@@ -54,20 +56,20 @@ async def _evaluate(run: EvaluationRun, model: Supervisor, config: EvalConfig) -
     return EXIT_CODES[signals.received]
 
 
-async def _watch(run: EvaluationRun, config: EvalConfig) -> None:
+async def _watch(run: EvaluationRun, name: str) -> None:
     """Tell now and then how far it is."""
     with contextlib.suppress(BrokenPipeError):  # the result's line raises it, too
         while True:
             await asyncio.sleep(REPORT_SECONDS)
             done = run.rows_done
-            print("eval: starting" if done is None else f"eval: {done} rows of {config.task} finished", flush=True)
+            print("eval: starting" if done is None else f"eval: {done} rows of {name} finished", flush=True)
 
 
-def result_line(result: Evaluation, config: EvalConfig, weights: str | Path | None) -> str:
+def result_line(result: Evaluation, name: str, weights: str | Path | None) -> str:
     """`reward 0.431 ± 0.012, …`: what was measured, on what, of which weights."""
     return (
         f"reward {result.reward_mean:.4f} ± {result.reward_stderr:.4f} (standard error), deviation "
         f"{result.reward_std:.4f}; {result.generated_tokens_mean:.1f} tokens a trajectory, "
         f"{100 * result.truncated_frac:.1f} % truncated; {result.trajectories} trajectories on {result.rows} held-out "
-        f"rows of {config.task}, version {result.version} of {weights}"
+        f"rows of {name}, version {result.version} of {weights}"
     )

@@ -6,19 +6,21 @@ from contextlib import aclosing
 from pipeline.commands.parts import EXIT_CODES, Signals, engine_of, ignore_signals, supervisor_of, without_warnings
 from pipeline.commands.progress import Progress
 from pipeline.commands.run_config import RunConfig
+from pipeline.commands.workload import Workload, open_workload
+from pipeline.config_checks import label
 from pipeline.evaluation.evaluator import Evaluator
 from pipeline.supervisor import Supervisor
-from pipeline.tasks import TASKS
 from pipeline.trainer import AsyncTrainer
 
 
 def run(config: RunConfig) -> int:
     """Train as `config` says, showing how it goes. Returns 0 when every step was trained, 130 or 143 after a signal."""
     try:
+        workload = open_workload(config.workload)
         with make_supervisor(config) as model:
-            trainer = make_trainer(model, config, make_evaluator(config))
-            trainer.check(train_rows(config), config.steps)  # before anything is shown of the run
-            return asyncio.run(_train(trainer, config))
+            trainer = make_trainer(model, config, workload, make_evaluator(config, workload))
+            trainer.check(workload.train_rows, config.steps)  # before anything is shown of the run
+            return asyncio.run(_train(trainer, config, workload))
     finally:
         ignore_signals()
 
@@ -28,32 +30,29 @@ def make_supervisor(config: RunConfig) -> Supervisor:
     return supervisor_of(config, init=config.init, slots=config.slots)
 
 
-def make_trainer(model: Supervisor, config: RunConfig, evaluator: Evaluator | None = None) -> AsyncTrainer:
-    """The trainer that `config` describes, on its task's environment."""
-    engine = engine_of(model, config, config.trainer.engine)
+def make_trainer(
+    model: Supervisor, config: RunConfig, workload: Workload, evaluator: Evaluator | None = None
+) -> AsyncTrainer:
+    """The trainer that `config` describes, of its workload."""
+    engine = engine_of(model, workload, config.trainer.engine)
     options = {name: getattr(config.trainer, name) for name in config.trainer.__slots__ if name != "engine"}
     with without_warnings():
         return AsyncTrainer(engine=engine, run_dir=config.run_dir, evaluator=evaluator, **options)
 
 
-def make_evaluator(config: RunConfig) -> Evaluator | None:
-    """On the task's held-out rows; None if `config` asks for no evaluation."""
+def make_evaluator(config: RunConfig, workload: Workload) -> Evaluator | None:
+    """On the workload's held-out rows; None if `config` asks for no evaluation."""
     if config.eval_every is None:
         return None
     return Evaluator(
-        TASKS[config.task].holdout_rows()[: config.eval_rows],
+        workload.measured_rows(config.eval_rows, label(config, "eval_rows")),
         every=config.eval_every,
         group_size=config.eval_group_size,
         final_group_size=config.eval_final_group_size,
     )
 
 
-def train_rows(config: RunConfig) -> list[dict]:
-    """The task's training rows for this run's seed."""
-    return TASKS[config.task].train_rows(config.seed)
-
-
-async def _train(trainer: AsyncTrainer, config: RunConfig) -> int:
+async def _train(trainer: AsyncTrainer, config: RunConfig, workload: Workload) -> int:
     signals = Signals(trainer)
     progress = Progress(
         steps=config.steps,
@@ -64,7 +63,7 @@ async def _train(trainer: AsyncTrainer, config: RunConfig) -> int:
     watching = asyncio.create_task(progress.watch())
     status = "failed"
     try:
-        run = trainer.run(train_rows(config), config.steps, description=config.to_json())
+        run = trainer.run(workload.train_rows, config.steps, description=config.to_json())
         async with aclosing(run) as steps:  # a reader that goes away ends the run in order
             async for step in steps:
                 progress.show(step.n, step.metrics)

@@ -9,9 +9,13 @@ from typing import Any
 from pipeline.checkpoints import checkpoint_version, is_run_directory
 from pipeline.commands.arguments import read_arguments
 from pipeline.commands.eval_config import EVAL_EXPOSED, EVAL_LATER, EVAL_OPTIONS, OF_A_RUN, EvalConfig
-from pipeline.commands.make_run_config import as_written, check_names, convert
+from pipeline.commands.make_run_config import check_names
+from pipeline.commands.option_values import as_written, convert
 from pipeline.commands.options import OPTIONS
-from pipeline.commands.shared_config import default_task, parse_template_options
+from pipeline.commands.run_config import task_budget
+from pipeline.commands.shared_config import parse_template_options
+from pipeline.commands.workload_config import WorkloadConfig
+from pipeline.commands.workload_options import default_task
 from pipeline.config import Budget, Sampling, Schedule
 from pipeline.errors import ConfigError
 from pipeline.model_directory import TINY_NAME, TOOL_FORMATS, find_weights, says_how_it_speaks
@@ -39,8 +43,8 @@ def parse_eval(arguments: Sequence[str]) -> EvalConfig:
     is_run = is_run_directory(path)
     model = str(checkpoint) if says_how_it_speaks(checkpoint) else TINY_NAME
     values = (_of_run(Path(path)) if is_run else {}) | own
-    task = values.setdefault("task", default_task(model))
-    values = dict(TASKS[task].budget) | values
+    values.setdefault("task", default_task(values | {"model": model}))
+    values = task_budget(values["task"]) | values
     if values.get("temperature") == 0.0:
         values.setdefault("eval_group_size", 1)
     try:
@@ -65,7 +69,9 @@ def _build(values: Mapping[str, Any], **found: Any) -> EvalConfig:
         **parts[Sampling],
         **parts[EngineConfig],
     )
-    return EvalConfig(**parts[EvalConfig] | {"device": device, "samplers": samplers} | found, engine=engine)
+    workload = WorkloadConfig(**parts[WorkloadConfig], rows_seed=values.get("seed", 0))
+    evaluation = parts[EvalConfig] | {"device": device, "samplers": samplers} | found
+    return EvalConfig(**evaluation, workload=workload, engine=engine)
 
 
 def _of_run(run_dir: Path) -> dict[str, Any]:

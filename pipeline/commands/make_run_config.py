@@ -5,16 +5,17 @@ sentence that names the option as the user wrote it.
 """
 
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from pipeline.commands.arguments import Given, read_arguments, read_toml
-from pipeline.commands.options import EXPOSED, LATER, OPTIONS, Option
+from pipeline.commands.option_values import as_written, convert
+from pipeline.commands.options import EXPOSED, LATER, OPTIONS
 from pipeline.commands.run_config import MODES, RunConfig, advantage_named, loss_named, task_defaults
-from pipeline.commands.shared_config import default_task
+from pipeline.commands.workload_config import WorkloadConfig
+from pipeline.commands.workload_options import absolute_sources, default_task
 from pipeline.config import (
     Adam,
     Budget,
@@ -26,7 +27,7 @@ from pipeline.config import (
     Schedule,
     Truncation,
 )
-from pipeline.config_checks import MAX_NUMBER, suggestion
+from pipeline.config_checks import suggestion
 from pipeline.errors import ConfigError
 from pipeline.losses import LOSSES, CustomLoss, Loss
 from pipeline.model_directory import TINY_NAME, find_model, find_weights, says_how_it_speaks
@@ -35,9 +36,6 @@ from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig, TrainerConfig
 from shm.errors import HeadwayError
 from workers.devices import resolve_devices
-
-NUMBER = {int: r"[+-]?\d{1,30}", float: r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"}
-FLAGS = {"true": True, "false": False}  # how the command line writes them; a bare --flag is true
 
 
 def parse(arguments: Sequence[str]) -> RunConfig:
@@ -52,7 +50,8 @@ def parse(arguments: Sequence[str]) -> RunConfig:
     values |= find_directories(values, given)
     # Someone who sets the bound to 0 asks for synchronous training, whatever the mode is called.
     mode = values.get("mode", "sync" if values.get("max_staleness") == 0 else "async")
-    values.setdefault("task", default_task(values.get("model", TINY_NAME)))
+    values |= absolute_sources(values)
+    values.setdefault("task", default_task(values))
     defaults = task_defaults(values["task"]) | MODES[mode] | {"mode": mode}
     if mode == "sync" and "admit_ahead" in given:
         raise ConfigError(
@@ -129,7 +128,8 @@ def build(values: Mapping[str, Any]) -> RunConfig:
         **parts[TrainerConfig],
     )
     run = parts[RunConfig] | {"device": device, "samplers": samplers}
-    return RunConfig(**run, trainer=trainer)
+    workload = WorkloadConfig(**parts[WorkloadConfig], rows_seed=values.get("seed", 0))
+    return RunConfig(**run, workload=workload, trainer=trainer)
 
 
 def make_truncation(by_cause: str = "", **options: Any) -> Truncation:
@@ -150,46 +150,3 @@ def _loss(name: str, parts: Mapping[type, dict[str, Any]]) -> Loss:
     if chosen is CustomLoss and "path" not in given:
         raise ConfigError(f"RunConfig.loss is {name!r}, which needs CustomLoss.path, your function as module:function.")
     return chosen(**given)
-
-
-def convert(option: Option, given: Given) -> Any:
-    """The text of a command line, or the value of a TOML file, as the option's type. Raises ConfigError."""
-    value = given.value
-    if option.optional and value == "none":
-        return None
-    # TOML knows its types; only a whole number may stand for a float there. Texts of the command line are parsed.
-    if given.typed:
-        fits = type(value) is option.type or (option.type is float and type(value) is int)
-    elif option.type is bool:
-        fits, value = value in FLAGS, FLAGS.get(value, value)
-    else:
-        fits = option.type is str or re.fullmatch(NUMBER[option.type], value, flags=re.ASCII)
-    if fits and option.type is str:
-        fits = "\0" not in value
-    elif fits and option.type is not bool:
-        number = value if given.typed else option.type(value)
-        fits = abs(number) < MAX_NUMBER
-        value = option.type(number) if fits else value
-    if not fits:
-        raise ConfigError(f"{given.where} is {value!r}; it must be {_wanted(option)}.")
-    return value
-
-
-def _wanted(option: Option) -> str:
-    name = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[option.type]
-    return f"{name}, or none" if option.optional else name
-
-
-def as_written(message: str, given: Mapping[str, Given], options: Mapping[str, Option] = OPTIONS) -> str:
-    """An error of a config class or of the devices with the options named as the user wrote them."""
-    for option in options.values():
-        where = given[option.name].where if option.name in given else option.flag
-        owner = "RolloutEngine" if option.owner is Sampling else getattr(option.owner, "LABEL", option.owner.__name__)
-        owners = {owner, option.owner.__name__}
-        if option.owner in LOSSES:  # an option of a loss stands for that of every loss that has it
-            owners |= {cls.__name__ for cls in LOSSES}
-        for label in (f"{name}.{option.field}" for name in sorted(owners)):
-            message = re.sub(rf"\b{re.escape(label)}\b", where, message)
-        if option.name in ("device", "samplers"):
-            message = re.sub(rf"^{option.name} is\b", f"{where} is", message)
-    return message

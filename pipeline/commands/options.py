@@ -7,7 +7,8 @@ from dataclasses import MISSING, Field, dataclass, fields
 from types import NoneType
 from typing import Any, get_args
 
-from pipeline.commands.run_config import COMMON, LOSSES_BY_NAME, MODES, RunConfig, task_defaults
+from pipeline.commands.run_config import COMMON, LOSSES_BY_NAME, MODES, OWN, RunConfig, task_defaults
+from pipeline.commands.workload_config import WorkloadConfig
 from pipeline.config import (
     Adam,
     Budget,
@@ -40,11 +41,17 @@ RENAMED = {
 
 # Which fields are options, in the order of --help.
 EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (RunConfig, ("mode",)),
+    (
+        WorkloadConfig,
+        (
+            "task",
+            "tool_latency",
+        ),
+    ),
     (
         RunConfig,
         (
-            "mode",
-            "task",
             "model",
             "init",
             "template_options",
@@ -57,7 +64,6 @@ EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
             "slots",
             "kv_gib",
             "run_dir",
-            "tool_latency",
             "advantage",
             "eval_every",
             "eval_rows",
@@ -119,6 +125,8 @@ LATER = {
     "max_minutes": "a run ends after --steps",
 }
 
+NUMBER = int | float
+
 # Defaults that are decided when the run starts.
 DECIDED_LATE = {"device": "auto", "samplers": None}
 
@@ -130,7 +138,7 @@ class Option:
     name: str
     owner: type
     field: str
-    type: type  # int, float, bool or str
+    type: Any  # int, float, bool, str, dict (a JSON object) or NUMBER (an int or a float, as it is written)
     optional: bool  # "none" stands for None
     meaning: str
     default: Any  # of the class; MISSING where it comes from recipe or mode
@@ -146,7 +154,7 @@ class Option:
         by_mode = {mode: values.get(self.name, self.default) for mode, values in MODES.items()}
         if len(set(by_mode.values())) == 1:
             by_mode = {}
-        by_task = {task: defaults[self.name] for task in TASKS if self.name in (defaults := task_defaults(task))}
+        by_task = defaults_by_task(self.name)
         if self.name in COMMON:
             by_task = {}
         if by_mode:
@@ -161,13 +169,20 @@ class Option:
         return {name: None if of == [MISSING] else of[0] for name, of in found.items() if of}
 
 
+def defaults_by_task(name: str) -> dict[str, Any]:
+    """An option's default in each task, and in what is none (OWN), where these have one of their own."""
+    all_defaults = {task: task_defaults(task) for task in TASKS} | {OWN: task_defaults(None)}
+    return {task: defaults[name] for task, defaults in all_defaults.items() if name in defaults}
+
+
 def _option(owner: type, spec: Field) -> Option:
     kinds = get_args(spec.type) or (spec.type,)
     optional = NoneType in kinds or (spec.name in DECIDED_LATE and DECIDED_LATE[spec.name] is None)
-    kind = next(kind for kind in kinds if kind is not NoneType)
-    if spec.default_factory is not MISSING:  # a mapping, written as text
-        return Option(RENAMED[owner, spec.name], owner, spec.name, str, False, spec.metadata["meaning"], "")
+    kind = NUMBER if {int, float} <= {*kinds} else next(kind for kind in kinds if kind is not NoneType)
     name = RENAMED.get((owner, spec.name), spec.name)
+    if spec.default_factory is not MISSING:  # a mapping: of names to names, written as text, or of names to any values
+        kind = dict if get_args(spec.type)[-1] is Any else str
+        return Option(name, owner, spec.name, kind, False, spec.metadata["meaning"], "")
     return Option(name, owner, spec.name, kind, optional, spec.metadata["meaning"], spec.default)
 
 
@@ -185,7 +200,8 @@ def help_text() -> str:
     """What --help prints: every option with its default and its meaning."""
     lines = ["Usage: python run.py [--OPTION VALUE …]   (or headway run …)", ""]
     lines.append(
-        "  --config FILE.toml\n      the same options from a file of lines name = value; the command line wins"
+        "  --config FILE.toml\n      the same options from a file of lines name = value; the command line wins\n"
+        f"  Defaults may differ by mode and by task; {OWN}: those for env, reward and agent."
     )
     return "\n".join([*lines, *option_lines(OPTIONS, Option.default_text), "", later_line(LATER)])
 
@@ -216,7 +232,7 @@ def markdown_table(title: str, options: Mapping[str, Option], default_text: Call
 
 def by_name(defaults: Mapping[str, Any], general: Any) -> str:
     """`8, calculator 4`: those of modes and tasks, behind the general one where a task goes without one of its own."""
-    shown = [] if general is MISSING or defaults.keys() >= TASKS.keys() else [text_of(general)]
+    shown = [] if general is MISSING or defaults.keys() >= {*TASKS, OWN} else [text_of(general)]
     return ", ".join(shown + [f"{name} {text_of(value)}" for name, value in defaults.items()])
 
 
@@ -229,5 +245,5 @@ def text_of(value: Any) -> str:
 
 def kind_of(option: Option) -> str:
     """What stands behind the flag."""
-    name = {int: "N", float: "X", str: "TEXT", bool: "true or false"}[option.type]
+    name = {int: "N", float: "X", NUMBER: "N or X", str: "TEXT", bool: "true or false", dict: "JSON"}[option.type]
     return f"{name} or none" if option.optional else name

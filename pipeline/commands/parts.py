@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from pipeline.commands.shared_config import SharedConfig, parse_template_options
+from pipeline.commands.workload import Workload, tiny_chat
 from pipeline.config_checks import ConfigWarning
 from pipeline.model_directory import TINY_NAME
 from pipeline.rollouts.rollout_engine import RolloutEngine
 from pipeline.supervisor import Supervisor
-from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig
 
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
@@ -22,11 +22,10 @@ EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 def supervisor_of(config: SharedConfig, *, init: str | None, slots: int | None = None) -> Supervisor:
     """The processes' owner for `config`. Raises ConfigError when its model can't be used."""
-    make_chat = TASKS[config.task].chat_format if config.model == TINY_NAME else None
     return Supervisor(
         config.model,
         init=init,
-        chat=make_chat() if make_chat is not None else None,
+        chat=tiny_chat(config.workload) if config.model == TINY_NAME else None,
         template_options=parse_template_options(config.template_options),
         tool_format=config.tool_format,
         samplers=config.samplers,
@@ -37,15 +36,11 @@ def supervisor_of(config: SharedConfig, *, init: str | None, slots: int | None =
     )
 
 
-def engine_of(model: Supervisor, config: SharedConfig, engine: EngineConfig) -> RolloutEngine:
-    """Rollouts of the config's task, as `engine` says."""
-    task = TASKS[config.task]
-    arguments = dict(task.arguments)
-    if "latency" in task.options:
-        arguments["latency"] = config.tool_latency
+def engine_of(model: Supervisor, workload: Workload, engine: EngineConfig) -> RolloutEngine:
+    """Rollouts of the workload, as `engine` says."""
     values = {name: getattr(engine, name) for name in engine.__slots__}
     with without_warnings():
-        return RolloutEngine(model, task.environment, env_arguments=arguments, **values)
+        return RolloutEngine(model, workload.env, env_arguments=workload.arguments, **values)
 
 
 @contextlib.contextmanager

@@ -61,6 +61,8 @@ def loss_named(name: str) -> type[Loss]:
 # What every task trains with unless its recipe or the user says otherwise.
 COMMON: dict[str, Any] = {"groups_per_step": 8, "group_size": 8, "normalize": "token", "completion": "wait"}
 
+TASK_EVAL_ROWS = 64  # of the hundreds that a task holds out, unless the user says otherwise
+
 # Per task, beside the budget that the task itself names: how it learns best.
 RECIPES: dict[str, dict[str, Any]] = {
     "guess": {
@@ -82,9 +84,23 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-def task_defaults(task: str) -> dict[str, Any]:
-    """Option values by name that a run of this task starts from."""
-    return COMMON | dict(TASKS[task].budget) | RECIPES[task]
+# What an environment, a reward or an agent of one's own starts from, whose best values nobody knows: the learning rate
+# that comparable systems begin with, and room for a page of prompt and one of answer in each of a few turns.
+OWN_BUDGET: dict[str, int] = {"max_turn_tokens": 1024, "max_context_tokens": 4096}
+OWN_RECIPE: dict[str, Any] = {"steps": 200, "lr": 1e-6, "lr_warmup": 5, "grad_clip_norm": 1.0}
+OWN = "own"  # how help and docs call these defaults
+
+
+def task_defaults(task: str | None) -> dict[str, Any]:
+    """Option values by name that a run of this task starts from; None: one of something else."""
+    if task is None:
+        return COMMON | task_budget(None) | OWN_RECIPE
+    return COMMON | {"eval_rows": TASK_EVAL_ROWS} | task_budget(task) | RECIPES[task]
+
+
+def task_budget(task: str | None) -> dict[str, int]:
+    """What of `Budget` this task asks for, when it is trained and when it is measured."""
+    return dict(OWN_BUDGET if task is None else TASKS[task].budget)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +108,6 @@ class RunConfig(SharedConfig):
     """One run of run.py. Its parts check themselves."""
 
     mode: str = option("async", "async: sample ahead within max_staleness; sync: one batch at a time")
-    task: str = option("guess", "the built-in task to train on")
     model: str = option(TINY_NAME, "the directory of the model to train; tiny: a small decoder from random weights")
     init: str | None = option(
         None, "a run, or a model directory, whose weights training starts from; none: the model's own"
@@ -112,7 +127,7 @@ class RunConfig(SharedConfig):
     eval_every: int | None = option(
         None, "batches between evaluations on held-out rows; 0: one, at the end; none: no evaluation"
     )
-    eval_rows: int = option(64, "held-out rows of an evaluation")
+    eval_rows: int | None = option(None, "held-out rows of an evaluation; none: all")
     eval_group_size: int = option(4, "trajectories per held-out row")
     eval_final_group_size: int = option(8, "the same for the last evaluation, at the end; 0: none is made for the end")
     trainer: TrainerConfig
@@ -139,7 +154,7 @@ class RunConfig(SharedConfig):
 
     def _check_evaluation(self) -> None:
         check_integer(self, "eval_every", minimum=0, unit="batches between evaluations", optional=True)
-        check_integer(self, "eval_rows", minimum=1, unit="held-out rows")
+        check_integer(self, "eval_rows", minimum=1, unit="held-out rows", optional=True)
         check_integer(self, "eval_group_size", minimum=1, unit="trajectories per held-out row")
         check_integer(self, "eval_final_group_size", minimum=0, unit="trajectories per held-out row")
         check_eval_rows(self)

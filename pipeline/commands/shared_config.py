@@ -1,16 +1,16 @@
-"""What RunConfig and EvalConfig choose alike: a task, a model that speaks its language, how the tool behaves, and where
-the samplers compute.
+"""What RunConfig and EvalConfig choose alike: what is rolled out, a model that speaks its language, and where the
+samplers compute.
 """
 
 import contextlib
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config_checks import check_choice, check_integer, check_number, label, option, required
+from pipeline.commands.workload_config import WorkloadConfig
+from pipeline.config_checks import check_choice, check_class, check_integer, check_number, label, option, required
 from pipeline.errors import ConfigError
 from pipeline.model_directory import TINY_NAME, TOOL_FORMATS
 from pipeline.tasks import TASKS
-from pipeline.tasks.latency import FORMS, parse_latency
 from shm.layout import ELEMENT_BYTES
 
 
@@ -20,7 +20,7 @@ class SharedConfig:
     already decided.
     """
 
-    task: str = option("guess", "the built-in task")
+    workload: WorkloadConfig
     model: str = option(TINY_NAME, "the directory of the model; tiny: a small decoder from random weights")
     template_options: str = option("", "variables of the model's chat template: enable_thinking=false,…")
     tool_format: str = option("auto", "how the model writes tool calls: " + ", ".join(TOOL_FORMATS))
@@ -32,7 +32,6 @@ class SharedConfig:
         None, "GiB of each sampler's KV cache; none: for what can run at once, within a share"
     )
     run_dir: str | None = option(None, "where the files go; none: runs/<time>")
-    tool_latency: str = option("none", "how long the task's tool takes: none, fixed:MS or lognormal:MEDIAN_MS:SIGMA")
 
     def check_shared(self) -> None:
         """Raise ConfigError for a value that can't be, or that does not fit another."""
@@ -41,20 +40,14 @@ class SharedConfig:
         check_choice(self, "device", ("cpu", "cuda"))
         check_integer(self, "samplers", minimum=1, unit="sampler processes")
         check_number(self, "kv_gib", above=0.0, optional=True)
-        _check_task(self)
+        check_class(self, "workload", (WorkloadConfig,))
+        _check_language(self)
 
 
-def default_task(model: str) -> str:
-    """The task of a model unless the user names one: the first that speaks as it does."""
-    return (_tasks_speaking("tiny" if model == TINY_NAME else "text") or list(TASKS))[0]
-
-
-def _check_task(config: SharedConfig) -> None:
-    """Raise ConfigError unless task, model, template_options, tool_format and tool_latency fit together."""
-    check_choice(config, "task", tuple(TASKS))
+def _check_language(config: SharedConfig) -> None:
+    """Raise ConfigError unless workload, model, template_options and tool_format fit together."""
     check_choice(config, "tool_format", TOOL_FORMATS)
-    task, options = label(config, "task"), label(config, "template_options")
-    is_tiny, language = config.model == TINY_NAME, TASKS[config.task].speaks
+    options, is_tiny = label(config, "template_options"), config.model == TINY_NAME
     if parse_template_options(config.template_options, options) and is_tiny:
         raise ConfigError(
             f"{options} is {config.template_options!r}, but the model {TINY_NAME} has no chat template; leave it out."
@@ -64,26 +57,40 @@ def _check_task(config: SharedConfig) -> None:
             f"{label(config, 'tool_format')} is {config.tool_format!r}, but the model {TINY_NAME} writes calls in its "
             "own way; leave it out."
         )
-    if language == "tiny" and not is_tiny:
+    workload, task = config.workload, label(config.workload, "task")
+    if workload.task is None:
+        if is_tiny:
+            raise ConfigError(
+                f"{label(workload, workload.kind)} is given, but the model {TINY_NAME} knows the few words of the "
+                f"built-in tasks only; give a model directory as {label(config, 'model')} (in Python, a TinyChat gives "
+                f"{TINY_NAME} words of your own: README.md)."
+            )
+        return
+    speaks = TASKS[workload.task].speaks
+    if not is_tiny and "text" not in speaks:
         raise ConfigError(
-            f"{task} is {config.task!r}, which is written in the few words of the model {TINY_NAME}, but "
-            f"{label(config, 'model')} is {config.model}; use {_named(_tasks_speaking('text'))}, or leave the model "
+            f"{task} is {workload.task!r}, which is written in the few words of the model {TINY_NAME}, but "
+            f"{label(config, 'model')} is {config.model}; use {_named(tasks_speaking('text'))}, or leave the model "
             "out."
         )
-    if language == "text" and is_tiny:
+    if is_tiny and "tiny" not in speaks:
         raise ConfigError(
-            f"{task} is {config.task!r}, which is written in plain text, but the model {TINY_NAME} knows a few words "
-            f"only; give a model directory as {label(config, 'model')}, or use {_named(_tasks_speaking('tiny'))}."
+            f"{task} is {workload.task!r}, which is written in plain text, but the model {TINY_NAME} knows a few words "
+            f"only; give a model directory as {label(config, 'model')}, or use {_named(tasks_speaking('tiny'))}."
         )
-    _check_latency(config)
 
 
 def check_eval_rows(config: Any) -> None:
-    """Raise ConfigError when the task has fewer held-out rows than eval_rows."""
-    available = len(TASKS[config.task].holdout_rows())
-    if config.eval_rows is not None and config.eval_rows > available:
+    """Raise ConfigError when a built-in task has fewer held-out rows than eval_rows. Rows of one's own are counted when
+    they are read.
+    """
+    task = config.workload.task
+    if task is None or config.eval_rows is None:
+        return
+    available = len(TASKS[task].holdout_rows())
+    if config.eval_rows > available:
         raise ConfigError(
-            f"{label(config, 'eval_rows')} is {config.eval_rows}, but the task {config.task!r} has {available} "
+            f"{label(config, 'eval_rows')} is {config.eval_rows}, but the task {task!r} has {available} "
             "held-out rows; use at most those."
         )
 
@@ -113,19 +120,9 @@ def _template_value(text: str) -> Any:
     return text
 
 
-def _tasks_speaking(language: str) -> list[str]:
-    return [name for name, task in TASKS.items() if task.speaks == language]
+def tasks_speaking(language: str) -> list[str]:
+    return [name for name, task in TASKS.items() if language in task.speaks]
 
 
 def _named(tasks: list[str]) -> str:
-    return "the task " + " or ".join(tasks) if tasks else "a task of your own through the Python API"
-
-
-def _check_latency(config: SharedConfig) -> None:
-    where, text = label(config, "tool_latency"), config.tool_latency
-    try:
-        parse_latency(text)
-    except ConfigError as error:
-        raise ConfigError(f"{where} is {text!r}; it must be {FORMS}, for example lognormal:50:1.0.") from error
-    if text != "none" and "latency" not in TASKS[config.task].options:
-        raise ConfigError(f"{where} is {text!r}, but the task {config.task!r} has no tool; leave it out.")
+    return "the task " + " or ".join(tasks) if tasks else "an environment of your own"

@@ -42,11 +42,11 @@ def test_a_run_is_measured_as_it_ran_but_for_its_machine(tmp_path):
     options = ["--seed", "5", "--temperature", "0.8", "--max-turns", "3", "--max-context-tokens", "48", "--top-k", "9"]
     run = write_run(tmp_path / "run", *options, "--dtype", "bfloat16", "--tool-latency", "fixed:1", "--samplers", "2")
     found = parse_eval([run])
-    assert (found.model, found.weights, found.version, found.task) == ("tiny", run, 7, "guess")
+    assert (found.model, found.weights, found.version, found.workload.task) == ("tiny", run, 7, "guess")
     engine = found.engine
     assert (found.seed, engine.sampling.seed, engine.temperature, engine.top_k) == (5, 5, 0.8, 9)
     assert (engine.budget.max_turns, engine.budget.max_context_tokens) == (3, 48)
-    assert (found.dtype, found.tool_latency, found.samplers) == ("bfloat16", "fixed:1", 1)
+    assert (found.dtype, found.workload.tool_latency, found.samplers) == ("bfloat16", "fixed:1", 1)
     assert engine.schedule.concurrency == 256 and found.run_dir is None
     own = parse_eval([run, "--seed", "6", "--temperature", "1", "--max-turns", "4", "--dtype", "float32"])
     assert (own.seed, own.engine.temperature, own.engine.budget.max_turns, own.dtype) == (6, 1.0, 4, "float32")
@@ -55,7 +55,7 @@ def test_a_run_is_measured_as_it_ran_but_for_its_machine(tmp_path):
 
 def test_a_model_directory_is_measured_on_the_calculator(tmp_path):
     found = parse_eval([str(write_small_model(tmp_path / "model"))])
-    assert (found.model, found.version, found.task) == (str(tmp_path / "model"), 0, "calculator")
+    assert (found.model, found.version, found.workload.task) == (str(tmp_path / "model"), 0, "calculator")
     assert found.engine.budget.max_turn_tokens == TASKS["calculator"].budget["max_turn_tokens"]
     assert (found.eval_rows, found.eval_group_size) == (None, 4)
 
@@ -134,7 +134,7 @@ def test_a_run_with_a_broken_configuration_is_refused(text, tmp_path):
     run = write_run(tmp_path / "run")
     (tmp_path / "run" / "config.json").write_text(text)
     if text == '{"config": 3}':  # of the Python API: it has no task, and all is left to the options
-        assert parse_eval([run]).task == "guess"
+        assert parse_eval([run]).workload.task == "guess"
     else:
         assert "config.json is no configuration of a run" in refusal(run)
 
@@ -148,4 +148,4 @@ def test_help_names_every_option():
 def test_help_shows_the_defaults_of_the_tasks():
     text = eval_help()
     assert "model turns of one trajectory (default: 8, calculator 4)" in text
-    assert "prompt, generated and framing together (default: 131072, calculator 1536)" in text
+    assert "prompt, generated and framing together (default: 131072, calculator 1536, own 4096)" in text

@@ -13,6 +13,7 @@ import pipeline as rl
 from pipeline.commands.launch import make_supervisor, make_trainer
 from pipeline.commands.make_run_config import parse
 from pipeline.commands.run_config import ADVANTAGES
+from pipeline.commands.workload import open_workload
 from pipeline.config_checks import ConfigWarning
 from pipeline.losses import LOSSES, loss_record
 from pipeline.trainer_config import EngineConfig, TrainerConfig
@@ -81,7 +82,7 @@ def test_command_line_warns_once_although_it_builds_the_options_twice():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         config = parse(["--loss", "policy_gradient", "--run-dir", "never-made"])
-        trainer = make_trainer(make_supervisor(config), config)
+        trainer = make_trainer(make_supervisor(config), config, open_workload(config.workload))
     assert [w.category for w in caught] == [ConfigWarning]
     assert trainer.config.loss == rl.PolicyGradient(normalize="token")
 

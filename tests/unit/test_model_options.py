@@ -30,7 +30,7 @@ def parse_here(*arguments):
 def test_a_directory_becomes_absolute_and_trains_the_calculator(directory, monkeypatch):
     monkeypatch.chdir(directory.parent)
     config = parse_here("--model", "model")
-    assert (config.model, config.init, config.task) == (str(directory), None, "calculator")
+    assert (config.model, config.init, config.workload.task) == (str(directory), None, "calculator")
     assert config.trainer.engine.budget.max_turn_tokens == 96
 
 
@@ -47,7 +47,7 @@ def test_init_of_a_tiny_run_leaves_the_model_tiny(run):
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (run / "checkpoints" / "version-4" / name).unlink()
     config = parse_here("--init", run)
-    assert (config.model, config.task) == ("tiny", "guess")
+    assert (config.model, config.workload.task) == ("tiny", "guess")
 
 
 def test_template_options_and_tool_format_reach_the_model(directory, tmp_path):

@@ -11,6 +11,7 @@ from pipeline.commands.launch import make_evaluator
 from pipeline.commands.make_run_config import parse
 from pipeline.commands.options import OPTIONS, help_text, options_table
 from pipeline.commands.run_config import COMMON, MODES, RECIPES, task_defaults
+from pipeline.commands.workload import open_workload
 from pipeline.config import Budget, ForwardBackwardBatch, GroupCompletion, KVCache, Sampling, Schedule
 from pipeline.config_json import plain
 from pipeline.errors import ConfigError
@@ -59,8 +60,10 @@ def test_seed_reaches_sampling():
 
 
 def test_evaluations_are_off_unless_asked_for():
-    assert make_evaluator(parse([])) is None
-    evaluator = make_evaluator(parse(["--eval-every", "25", "--eval-rows", "32", "--eval-final-group-size", "0"]))
+    config = parse([])
+    assert make_evaluator(config, open_workload(config.workload)) is None
+    config = parse(["--eval-every", "25", "--eval-rows", "32", "--eval-final-group-size", "0"])
+    evaluator = make_evaluator(config, open_workload(config.workload))
     assert evaluator.holdout == TASKS["guess"].holdout_rows()[:32]
     assert (evaluator.every, evaluator.group_size, evaluator.final_group_size) == (25, 4, 0)
 
@@ -231,8 +234,8 @@ def test_a_default_that_tasks_change_is_shown_beside_the_general_one():
     shown = {name: OPTIONS[name].default_text() for name in ("max_turns", "max_context_tokens", "steps", "concurrency")}
     assert shown == {
         "max_turns": "8, calculator 4",
-        "max_context_tokens": "guess 64, calculator 1536",
-        "steps": "guess 900, calculator 200",
+        "max_context_tokens": "guess 64, calculator 1536, own 4096",
+        "steps": "guess 900, calculator 200, own 200",
         "concurrency": "async 192, sync 64",
     }
 
