@@ -14,7 +14,7 @@ from typing import Any
 from pipeline.chat.tool_formats import without_reasoning
 from pipeline.env import Env, TrajectoryView, tool
 from pipeline.errors import ConfigError
-from pipeline.tasks.arithmetic import evaluate, final_number, number_text
+from pipeline.tasks.expressions import evaluate, final_number, number_text
 from pipeline.tasks.latency import parse_latency
 
 MAX_TURNS = 4  # a call, a second one or its correction, the answer, one to spare

@@ -11,7 +11,7 @@ from pipeline.environments.host import EnvironmentHost
 from pipeline.environments.process import load_env_class
 from pipeline.errors import ConfigError
 from pipeline.tasks import TASKS, calculator
-from pipeline.tasks.arithmetic import evaluate
+from pipeline.tasks.expressions import evaluate
 from pipeline.tasks.calculator import CALL_CREDIT, EXAMPLES, PROBLEMS, Calculator
 from workers.messages import EnvironmentCall
 

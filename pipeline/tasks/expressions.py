@@ -16,7 +16,8 @@ MAX_CHARS = 200  # of an expression; it bounds the depth of its tree, too
 MAX_EXPONENT = 64
 MAX_BITS = 256  # of a result's numerator and denominator: some 77 digits
 
-# What models write for the operators.
+# The operators, those that models write for others among them.
+_SIGNS = ("+", "-", "*", "/", "×", "·", "÷", "−", "–", "^")
 _OPERATORS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "^": "**"})
 _OTHER = re.compile(r"[^0-9.+\-*/()\s]")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
@@ -105,15 +106,36 @@ def final_number(text: str) -> Fraction | None:
     """The number that a text gives as its answer; None if it gives none.
 
     It is the first number behind the last "answer is" (or "answer:"), behind the equals sign if an equation stands
-    there; without such words it is the last number of the text. `1,234`, `12.0`, `$5` and `**12**.` are numbers.
+    there; without such words it is the last number of the text. `1,234`, `12.0`, `$5` and `**12**.` are numbers, and in
+    `6 (= 5 + 1)` it is 6.
     """
     answers = list(_ANSWER.finditer(text))
     if answers:
         said = text[answers[-1].end() :].lstrip(" \t\r\n:=*")
-        line = said.partition("\n")[0]
+        line = _without_derivation(said.partition("\n")[0])
         found = _NUMBER.search(line[line.rfind("=") + 1 :]) or _NUMBER.search(said)
     else:
-        found = next(iter(deque(_NUMBER.finditer(text), maxlen=1)), None)
+        found = _last_number(_without_derivation(text))
     if found is None:
         return None
     return Fraction(Decimal(found[0].replace(",", "").replace("$", "").replace("−", "-")))
+
+
+def _without_derivation(text: str) -> str:
+    """`6 (= 5 + 1)` -> `6 (`: an equals sign and an expression at the end, behind a number that is none itself."""
+    head, _, said = text.rstrip(" \t\r\n.!*").rpartition("=")
+    said = said.strip()
+    if said.count(")") > said.count("("):
+        said = said.removesuffix(")")
+    number = _last_number(head)
+    if number is None or head[: number.start()].rstrip().endswith(_SIGNS) or _NUMBER.fullmatch(said):
+        return text
+    try:
+        evaluate(said)
+    except ExpressionError:
+        return text
+    return head
+
+
+def _last_number(text: str) -> re.Match[str] | None:
+    return next(iter(deque(_NUMBER.finditer(text), maxlen=1)), None)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.tasks.arithmetic import MAX_CHARS, ExpressionError, evaluate, final_number, number_text
+from pipeline.tasks.expressions import MAX_CHARS, ExpressionError, evaluate, final_number, number_text
 from pipeline.tool_schema import ArgumentError
 
 
@@ -112,6 +112,16 @@ def test_whole_numbers_come_out_as_python_has_them(expression):
         ("The answer is 3.\nNo, the answer is 4.", 4),
         ("The answer is 408 pencils, for 17 boxes.", 408),
         ("24 * 17 = 408", 408),
+        ("6 (= 5 + 1)", 6),
+        ("The answer is 6 (= 5 + 1).", 6),
+        ("The answer is 6 = 5 + 1.", 6),
+        ("The answer is 6 (5 + 1 = 6).", 6),
+        ("The answer is 7 apples (= (2 + 3) + 2)!", 7),
+        ("The answer is 24 * 17 (= 408).", 408),
+        ("The answer is 5 + 1 = 6 (= 12 / 2).", 6),
+        ("6 = 5 + 1, so the answer is 6.", 6),
+        ("6 = 5 + 1. So it is 7.", 7),
+        ("= 5 + 1", 1),
         ("408", 408),
         ("I count 3 and 4, so 7!", 7),
         ("\\boxed{12}", 12),
