@@ -13,13 +13,12 @@ from pipeline.commands.options import (
     option_table,
     text_of,
 )
-from pipeline.commands.run_config import OWN, task_budget
+from pipeline.commands.run_config import in_each_task, task_budget
 from pipeline.commands.shared_config import SharedConfig, check_eval_rows
 from pipeline.commands.workload_config import WorkloadConfig
 from pipeline.config import Budget, Sampling, Schedule
 from pipeline.config_checks import check_class, check_integer, option
 from pipeline.config_json import config_json
-from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig
 
 
@@ -97,8 +96,7 @@ def eval_table() -> str:
 
 
 def _default(one: Option) -> str:
-    budgets = {task: task_budget(task) for task in TASKS} | {OWN: task_budget(None)}
-    by_task = {name: budget[one.name] for name, budget in budgets.items() if one.name in budget}
-    if by_task:
-        return by_name(by_task, one.default)
+    found = {name: budget[one.name] for name, budget in in_each_task(task_budget).items() if one.name in budget}
+    if found:
+        return by_name(found, one.default)
     return {"device": "auto", "samplers": "none"}.get(one.name) or text_of(one.default)

@@ -13,7 +13,7 @@ from pipeline.commands.make_run_config import check_names
 from pipeline.commands.option_values import as_written, convert
 from pipeline.commands.options import OPTIONS
 from pipeline.commands.run_config import task_budget
-from pipeline.commands.shared_config import parse_template_options
+from pipeline.commands.shared_config import language_of, parse_template_options
 from pipeline.commands.workload_config import WorkloadConfig
 from pipeline.commands.workload_options import default_task
 from pipeline.config import Budget, Sampling, Schedule
@@ -44,7 +44,7 @@ def parse_eval(arguments: Sequence[str]) -> EvalConfig:
     model = str(checkpoint) if says_how_it_speaks(checkpoint) else TINY_NAME
     values = (_of_run(Path(path)) if is_run else {}) | own
     values.setdefault("task", default_task(values | {"model": model}))
-    values = task_budget(values["task"]) | values
+    values = task_budget(values["task"], language_of(model)) | values
     if values.get("temperature") == 0.0:
         values.setdefault("eval_group_size", 1)
     try:
@@ -69,7 +69,8 @@ def _build(values: Mapping[str, Any], **found: Any) -> EvalConfig:
         **parts[Sampling],
         **parts[EngineConfig],
     )
-    workload = WorkloadConfig(**parts[WorkloadConfig], rows_seed=values.get("seed", 0))
+    language = language_of(found["model"])
+    workload = WorkloadConfig(**parts[WorkloadConfig], rows_seed=values.get("seed", 0), language=language)
     evaluation = parts[EvalConfig] | {"device": device, "samplers": samplers} | found
     return EvalConfig(**evaluation, workload=workload, engine=engine)
 

@@ -14,6 +14,7 @@ from pipeline.commands.arguments import Given, read_arguments, read_toml
 from pipeline.commands.option_values import as_written, convert
 from pipeline.commands.options import EXPOSED, LATER, OPTIONS
 from pipeline.commands.run_config import MODES, RunConfig, advantage_named, loss_named, task_defaults
+from pipeline.commands.shared_config import language_of
 from pipeline.commands.workload_config import WorkloadConfig
 from pipeline.commands.workload_options import absolute_sources, default_task
 from pipeline.config import (
@@ -52,7 +53,7 @@ def parse(arguments: Sequence[str]) -> RunConfig:
     mode = values.get("mode", "sync" if values.get("max_staleness") == 0 else "async")
     values |= absolute_sources(values)
     values.setdefault("task", default_task(values))
-    defaults = task_defaults(values["task"]) | MODES[mode] | {"mode": mode}
+    defaults = task_defaults(values["task"], language_of(values.get("model", TINY_NAME))) | MODES[mode] | {"mode": mode}
     if mode == "sync" and "admit_ahead" in given:
         raise ConfigError(
             f"{given['admit_ahead'].where} has no effect with the mode sync, which never samples ahead; leave it out."
@@ -128,7 +129,8 @@ def build(values: Mapping[str, Any]) -> RunConfig:
         **parts[TrainerConfig],
     )
     run = parts[RunConfig] | {"device": device, "samplers": samplers}
-    workload = WorkloadConfig(**parts[WorkloadConfig], rows_seed=values.get("seed", 0))
+    language = language_of(values.get("model", TINY_NAME))
+    workload = WorkloadConfig(**parts[WorkloadConfig], rows_seed=values.get("seed", 0), language=language)
     return RunConfig(**run, workload=workload, trainer=trainer)
 
 

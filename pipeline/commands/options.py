@@ -7,7 +7,7 @@ from dataclasses import MISSING, Field, dataclass, fields
 from types import NoneType
 from typing import Any, get_args
 
-from pipeline.commands.run_config import COMMON, LOSSES_BY_NAME, MODES, OWN, RunConfig, task_defaults
+from pipeline.commands.run_config import COMMON, LOSSES_BY_NAME, MODES, OWN, RunConfig, in_each_task, task_defaults
 from pipeline.commands.workload_config import WorkloadConfig
 from pipeline.config import (
     Adam,
@@ -171,8 +171,7 @@ class Option:
 
 def defaults_by_task(name: str) -> dict[str, Any]:
     """An option's default in each task, and in what is none (OWN), where these have one of their own."""
-    all_defaults = {task: task_defaults(task) for task in TASKS} | {OWN: task_defaults(None)}
-    return {task: defaults[name] for task, defaults in all_defaults.items() if name in defaults}
+    return {task: defaults[name] for task, defaults in in_each_task(task_defaults).items() if name in defaults}
 
 
 def _option(owner: type, spec: Field) -> Option:

@@ -4,6 +4,7 @@ Values come from, later ones winning: the config classes' defaults, the task's r
 command line (`make_run_config.py`).
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +64,16 @@ COMMON: dict[str, Any] = {"groups_per_step": 8, "group_size": 8, "normalize": "t
 
 TASK_EVAL_ROWS = 64  # of the hundreds that a task holds out, unless the user says otherwise
 
-# Per task, beside the budget that the task itself names: how it learns best.
+# How models with a chat template start on a built-in task.
+TEXT_RECIPE: dict[str, Any] = {
+    "steps": 200,
+    "advantage": "group_std",  # a first call that runs counts among those that don't: see docs/decisions.md
+    "lr": 5e-6,
+    "lr_warmup": 5,
+    "grad_clip_norm": 1.0,
+}
+
+# Per task, beside the budget that the task itself names: how it learns best, in the first language that it speaks.
 RECIPES: dict[str, dict[str, Any]] = {
     "guess": {
         "steps": 900,
@@ -72,15 +82,8 @@ RECIPES: dict[str, dict[str, Any]] = {
         "lr_warmup": 10,
         "lr_floor": 0.1,
         "grad_clip_norm": 1.0,
-        "max_context_tokens": 64,
     },
-    "calculator": {
-        "steps": 200,
-        "advantage": "group_std",  # a first call that runs counts among those that don't: see docs/decisions.md
-        "lr": 5e-6,
-        "lr_warmup": 5,
-        "grad_clip_norm": 1.0,
-    },
+    "calculator": TEXT_RECIPE,
 }
 
 
@@ -91,16 +94,29 @@ OWN_RECIPE: dict[str, Any] = {"steps": 200, "lr": 1e-6, "lr_warmup": 5, "grad_cl
 OWN = "own"  # how help and docs call these defaults
 
 
-def task_defaults(task: str | None) -> dict[str, Any]:
-    """Option values by name that a run of this task starts from; None: one of something else."""
+def task_defaults(task: str | None, language: str | None = None) -> dict[str, Any]:
+    """Option values by name that a run of this task starts from in that language, by default the first one that it
+    speaks; task None: a run of something else.
+    """
     if task is None:
         return COMMON | task_budget(None) | OWN_RECIPE
-    return COMMON | {"eval_rows": TASK_EVAL_ROWS} | task_budget(task) | RECIPES[task]
+    recipe = TEXT_RECIPE if language == "text" else RECIPES[task]
+    return COMMON | {"eval_rows": TASK_EVAL_ROWS} | task_budget(task, language) | recipe
 
 
-def task_budget(task: str | None) -> dict[str, int]:
+def task_budget(task: str | None, language: str | None = None) -> dict[str, int]:
     """What of `Budget` this task asks for, when it is trained and when it is measured."""
-    return dict(OWN_BUDGET if task is None else TASKS[task].budget)
+    if task is None:
+        return dict(OWN_BUDGET)
+    return dict(TASKS[task].budget.get(language or TASKS[task].speaks[0], {}))
+
+
+def in_each_task(defaults: Callable[..., Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """`defaults` of every task, in each language that it speaks, and of what is none (OWN), by how help calls them."""
+    found = {task: defaults(task) for task in TASKS}
+    for name, task in TASKS.items():
+        found |= {f"{name} in {language}": defaults(name, language) for language in task.speaks[1:]}
+    return found | {OWN: defaults(None)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,6 +120,11 @@ def _template_value(text: str) -> Any:
     return text
 
 
+def language_of(model: str) -> str:
+    """Which of the tasks' languages a model is spoken to in."""
+    return "tiny" if model == TINY_NAME else "text"
+
+
 def tasks_speaking(language: str) -> list[str]:
     return [name for name, task in TASKS.items() if language in task.speaks]
 

@@ -32,7 +32,7 @@ class Workload:
 def open_workload(config: WorkloadConfig) -> Workload:
     """Raises ConfigError for what can't be rolled out."""
     task = TASKS[config.task]
-    arguments = dict(task.arguments)
+    arguments = task.arguments_in(config.language)
     if "latency" in task.options:
         arguments["latency"] = config.tool_latency
     return Workload(

@@ -135,7 +135,9 @@ class EnvironmentConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadConfig(EnvironmentConfig):
-    """What a whole run rolls out. rows_seed: that built-in tasks and environments make their rows by."""
+    """What a whole run rolls out. rows_seed: that built-in tasks and environments make their rows by. language: what
+    the model is spoken to in, one of `Task.speaks`.
+    """
 
     task: str | None = option(
         None, "a built-in task to train on; none: guess with the model tiny, else calculator, unless another is given"
@@ -146,6 +148,7 @@ class WorkloadConfig(EnvironmentConfig):
     )
     endpoint_port: int = option(0, "the port that agents find the endpoint at, on this machine only; 0: a free one")
     rows_seed: int = 0
+    language: str = "tiny"
 
     @property
     def kind(self) -> str:

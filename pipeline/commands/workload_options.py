@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.commands.shared_config import tasks_speaking
+from pipeline.commands.shared_config import language_of, tasks_speaking
 from pipeline.model_directory import TINY_NAME
 from pipeline.tasks import TASKS
 
@@ -17,7 +17,7 @@ def default_task(values: Mapping[str, Any]) -> str | None:
     """
     if any(values.get(name) is not None for name in OWN_SOURCES):
         return None
-    return (tasks_speaking("tiny" if values.get("model", TINY_NAME) == TINY_NAME else "text") or list(TASKS))[0]
+    return (tasks_speaking(language_of(values.get("model", TINY_NAME))) or list(TASKS))[0]
 
 
 def absolute_sources(values: Mapping[str, Any]) -> dict[str, str]:

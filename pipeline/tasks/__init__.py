@@ -12,19 +12,24 @@ from pipeline.tasks import calculator, guess
 class Task:
     """One built-in task. `arguments` are the environment's; `options` are those that a user may set.
 
-    `budget` holds the fields of `Budget` in which the task differs from its defaults; `speaks` says for whom it is
-    written: "tiny" (the model of that name) or "text" (a model with a chat template).
+    `speaks` says for whom it is written: "tiny" (the model of that name), "text" (models with a chat template), or
+    both; the environment of such a task takes a `language`. Rows are the same in both. `budget` holds, by language, the
+    fields of `Budget` in which the task differs from its defaults.
     """
 
     name: str
     environment: str  # "module:Class"
-    speaks: str = "tiny"
+    speaks: tuple[str, ...]
     chat_format: Callable[[], ChatFormat] | None = None  # of model="tiny"
     train_rows: Callable[[int], list[dict[str, Any]]]  # by seed
     holdout_rows: Callable[[], list[dict[str, Any]]]
     options: Mapping[str, str] = field(default_factory=dict)
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    budget: Mapping[str, int] = field(default_factory=dict)
+    budget: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def arguments_in(self, language: str) -> dict[str, Any]:
+        """The environment's arguments for a model of that language, one of those that the task speaks."""
+        return dict(self.arguments) | ({"language": language} if len(self.speaks) > 1 else {})
 
 
 LATENCY = "how long the tool takes: none, fixed:MS or lognormal:MEDIAN_MS:SIGMA"
@@ -35,24 +40,27 @@ TASKS: dict[str, Task] = {
         Task(
             name="guess",
             environment=f"{guess.__name__}:{guess.Guess.__qualname__}",
+            speaks=("tiny",),
             chat_format=guess.chat_format,
             train_rows=guess.train_rows,
             holdout_rows=guess.holdout_rows,
             options={"latency": LATENCY},
-            budget={"max_turn_tokens": guess.MAX_TURN_TOKENS},
+            budget={"tiny": {"max_turn_tokens": guess.MAX_TURN_TOKENS, "max_context_tokens": guess.MAX_CONTEXT_TOKENS}},
         ),
         Task(
             name="calculator",
             environment=f"{calculator.__name__}:{calculator.Calculator.__qualname__}",
-            speaks="text",
+            speaks=("text",),
             train_rows=calculator.train_rows,
             holdout_rows=calculator.holdout_rows,
             options={"latency": LATENCY},
             budget={
-                "max_turns": calculator.MAX_TURNS,
-                "max_turn_tokens": calculator.MAX_TURN_TOKENS,
-                "max_context_tokens": calculator.MAX_CONTEXT_TOKENS,
-                "tool_output_tokens": calculator.TOOL_OUTPUT_TOKENS,
+                "text": {
+                    "max_turns": calculator.MAX_TURNS,
+                    "max_turn_tokens": calculator.MAX_TURN_TOKENS,
+                    "max_context_tokens": calculator.MAX_CONTEXT_TOKENS,
+                    "tool_output_tokens": calculator.TOOL_OUTPUT_TOKENS,
+                }
             },
         ),
     )

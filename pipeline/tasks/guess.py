@@ -25,6 +25,7 @@ UNREADABLE = "what"
 NUMBERS = tuple(str(n) for n in range(1, NUM_NUMBERS + 1))
 WORDS = (PROMPT, *ANSWERS, "error:", UNREADABLE, *NUMBERS)
 MAX_TURN_TOKENS = 1
+MAX_CONTEXT_TOKENS = 64
 _NUMBER_OF_WORD = {word: int(word) for word in NUMBERS}
 
 NUM_TRAIN_ROWS = 4096

@@ -11,8 +11,8 @@ from pipeline.environments.host import EnvironmentHost
 from pipeline.environments.process import load_env_class
 from pipeline.errors import ConfigError
 from pipeline.tasks import TASKS, calculator
-from pipeline.tasks.expressions import evaluate
 from pipeline.tasks.calculator import CALL_CREDIT, EXAMPLES, PROBLEMS, Calculator
+from pipeline.tasks.expressions import evaluate
 from workers.messages import EnvironmentCall
 
 ROW = {"question": "A box holds 24 pencils. How many pencils are in 10 boxes?", "answer": 240}
@@ -145,7 +145,7 @@ def test_the_registry_leads_to_the_environment_class():
     task = TASKS["calculator"]
     assert load_env_class(task.environment) is Calculator
     Calculator(**task.arguments)
-    assert set(task.options) == {"latency"} and task.speaks == "text"
+    assert set(task.options) == {"latency"} and task.speaks == ("text",)
     defaults = task_defaults("calculator")
     assert defaults["max_turn_tokens"] == 96 and defaults["max_context_tokens"] == 1536
 

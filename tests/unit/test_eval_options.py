@@ -56,7 +56,7 @@ def test_a_run_is_measured_as_it_ran_but_for_its_machine(tmp_path):
 def test_a_model_directory_is_measured_on_the_calculator(tmp_path):
     found = parse_eval([str(write_small_model(tmp_path / "model"))])
     assert (found.model, found.version, found.workload.task) == (str(tmp_path / "model"), 0, "calculator")
-    assert found.engine.budget.max_turn_tokens == TASKS["calculator"].budget["max_turn_tokens"]
+    assert found.engine.budget.max_turn_tokens == TASKS["calculator"].budget["text"]["max_turn_tokens"]
     assert (found.eval_rows, found.eval_group_size) == (None, 4)
 
 
@@ -147,5 +147,5 @@ def test_help_names_every_option():
 
 def test_help_shows_the_defaults_of_the_tasks():
     text = eval_help()
-    assert "model turns of one trajectory (default: 8, calculator 4)" in text
-    assert "prompt, generated and framing together (default: 131072, calculator 1536, own 4096)" in text
+    assert "model turns of one trajectory (default: 8, calculator 4" in text
+    assert "prompt, generated and framing together (default: guess 64, calculator 1536, " in text

@@ -153,4 +153,4 @@ def test_the_registry_leads_to_the_environment_class():
     task = TASKS["guess"]
     assert load_env_class(task.environment) is Guess
     Guess(**task.arguments)
-    assert set(task.options) == {"latency"} and task.speaks == "tiny"
+    assert set(task.options) == {"latency"} and task.speaks == ("tiny",)
