@@ -19,6 +19,7 @@ from pipeline.config import (
     Truncation,
     cosine,
 )
+from pipeline.endpoint.openai_endpoint import OpenAIEndpoint
 from pipeline.env import Env, ToolCall, TrajectoryView, Turn, TurnResult, tool
 from pipeline.errors import ConfigError, ConfigTypeError, InfrastructureError, RunError, TrajectoryError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
@@ -57,6 +58,7 @@ __all__ = [
     "InfrastructureError",
     "KVCache",
     "ModelConfig",
+    "OpenAIEndpoint",
     "PPO",
     "PolicyGradient",
     "RolloutEngine",

@@ -169,6 +169,13 @@ METRICS: tuple[Metric, ...] = (
     Metric("sampling/inflight_requests", "requests", "asked for and not answered now"),
     Metric("sampling/ready_prompts", "prompts", "of these, not yet with a sampler: `max_sample_requests`, or no room"),
     Metric("env/tool_seconds", "s", "in tools, summed over calls"),
+    Metric("endpoint/requests", "requests", "that agents and harnesses made", "with an OpenAIEndpoint"),
+    Metric(
+        "endpoint/refused",
+        "requests",
+        "those that got an error: a wrong, spent or missing token, a field that isn't supported, no budget left",
+        "with an OpenAIEndpoint",
+    ),
     # Processes, since the previous step.
     Metric("time/trainer_busy_seconds", "s", "the trainer makes or trains a batch"),
     Metric("time/trainer_waiting_seconds", "s", "it waits for groups, a slot or an evaluation"),

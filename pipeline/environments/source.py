@@ -38,6 +38,10 @@ class EnvSource:
             self.env_class = env
             self.path = _import_path(env)
 
+    def call_timeout(self, timeout: float) -> float:
+        """Seconds that one call may take, where the run's `environment_timeout` is `timeout`."""
+        return timeout
+
     def start_config(self, timeout: float, max_tool_chars: int | None) -> dict[str, Any]:
         """What an environment process is told."""
         return {

@@ -4,9 +4,11 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
 
+from pipeline.endpoint.openai_endpoint import OpenAIEndpoint
 from pipeline.environments.client import EnvironmentClient
 from pipeline.environments.source import EnvSource
 from pipeline.environments.thread import EnvironmentThread
@@ -26,6 +28,9 @@ from shm.errors import HeadwayError
 from workers.errors import CheckpointError, WorkerDied, WorkerFailed
 from workers.messages import Message
 from workers.model_config import layout
+
+if TYPE_CHECKING:
+    from pipeline.endpoint.server import EndpointServer
 
 
 class ActiveRun:
@@ -57,6 +62,7 @@ class ActiveRun:
         self.samplers = [SamplerClient(i, self._limit, self._broke) for i in range(spec.num_samplers)]
         self.learner = LearnerClient(self.workers.learner.send, self._blocks.batches)
         self.environments: EnvironmentClient | None = None
+        self.endpoint: EndpointServer | None = None  # where agents drive the rollouts
         self._watch = WorkerWatch(self.workers, self.ledger, events, self._start_sampler, self.fail)
         self._thread: EnvironmentThread | None = None
         self._slot_fields: dict[str, Any] = {}
@@ -74,6 +80,8 @@ class ActiveRun:
         """Start (or use again) all processes and bring them to this run's first version."""
         self.workers.take_all(on_death=self.fail)
         try:
+            if isinstance(self._env, OpenAIEndpoint):  # first: a port that is taken is known at once
+                self.endpoint = await self._env.serve(self.spec.sampling, Path(self._log_dir).parent, self._broke)
             environments = [self._start_environment(handle) for handle in self.workers.environments]
             await gather_all(self._start_model(), *environments)
             if self.failure is not None:  # a worker was ready, and died before the others were
@@ -83,7 +91,8 @@ class ActiveRun:
             raise
         self.workers.learner.on_message = self.learner.receive
         self.environments = self._open_environments()
-        self._spawn_task(self._watch.watch(self.environments, self.spec.environment_timeout))
+        timeout = self._env.call_timeout(self.spec.environment_timeout)
+        self._spawn_task(self._watch.watch(self.environments, timeout))
 
     async def _start_model(self) -> None:
         """The learner, which makes version 0, then the samplers."""
@@ -98,7 +107,7 @@ class ActiveRun:
         await self.workers.start(handle, config, self.fail)
 
     def _open_environments(self) -> EnvironmentClient:
-        if not self.workers.environments:
+        if self._env.env_class is not None and not self.workers.environments:
             self._thread = EnvironmentThread(
                 self._env.env_class,
                 self._env.arguments,
@@ -146,6 +155,8 @@ class ActiveRun:
             task.cancel()
         try:
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            if self.endpoint is not None:
+                await self.endpoint.close()
             # Samplers first: what they have mapped by a CUDA IPC handle must not be freed before they have let go.
             await gather_all(*(handle.end_run() for handle in self.workers.samplers))
             await self.workers.learner.end_run()
@@ -179,6 +190,8 @@ class ActiveRun:
         for sampler in self.samplers:
             sampler.fail(error)
         self.learner.fail(error)
+        if self.endpoint is not None:
+            self.endpoint.fail(error)
         if self.environments is not None:
             self.environments.fail(error)
         self.workers.fail(error)

@@ -4,9 +4,10 @@ from typing import Any
 
 from pipeline.config import Budget, KVCache, Schedule
 from pipeline.config_checks import refuse_unknown, shown
+from pipeline.endpoint.openai_endpoint import OpenAIEndpoint
 from pipeline.env import Env
 from pipeline.environments.source import EnvSource
-from pipeline.errors import ConfigTypeError
+from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.supervisor import Supervisor
 from pipeline.trainer_config import EngineConfig
 
@@ -14,14 +15,15 @@ from pipeline.trainer_config import EngineConfig
 class RolloutEngine:
     """Rolls out trajectories of one environment on one model; give it to an `AsyncTrainer`.
 
-    env: an `Env` class, or its import path `module:Class`; env_arguments are its keyword arguments, plain values. The
+    env: an `Env` class, or its import path `module:Class`, or an `OpenAIEndpoint`, through which agents drive the
+    rollouts; env_arguments are an Env's keyword arguments, plain values. The
     other options are those of `EngineConfig`. Raises ConfigError for what does not fit together.
     """
 
     def __init__(
         self,
         model: Supervisor,
-        env: type[Env] | str,
+        env: type[Env] | str | OpenAIEndpoint,
         *,
         schedule: Schedule | None = None,
         budget: Budget | None = None,
@@ -33,10 +35,19 @@ class RolloutEngine:
         if not isinstance(model, Supervisor):
             raise ConfigTypeError(f"model is {shown(model)}; give an rl.Supervisor.")
         self.model = model
-        self.env = EnvSource(env, {} if env_arguments is None else env_arguments)
+        if isinstance(env, OpenAIEndpoint):
+            if env_arguments is not None:
+                raise ConfigError(
+                    "env_arguments is given, but env is an OpenAIEndpoint, which takes none; leave it out."
+                )
+            self.env: EnvSource = env
+        else:
+            self.env = EnvSource(env, {} if env_arguments is None else env_arguments)
         self.config = EngineConfig(
             schedule=Schedule() if schedule is None else schedule,
             budget=Budget() if budget is None else budget,
             kv_cache=KVCache() if kv_cache is None else kv_cache,
             **options,
         )
+        if isinstance(env, OpenAIEndpoint):
+            env.check(self.config.budget)

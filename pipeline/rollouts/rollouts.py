@@ -16,6 +16,7 @@ from pipeline.config import GroupCompletion
 from pipeline.errors import TrajectoryError
 from pipeline.processes.active_run import ActiveRun
 from pipeline.processes.sampler_client import SegmentResult
+from pipeline.rollouts.agent_loop import AgentLoop
 from pipeline.rollouts.priority import PREDICTED_LENGTH, LengthPredictor, Priority, priority_of
 from pipeline.rollouts.rollout_log import RolloutLog
 from pipeline.rollouts.running_group import GroupFailed, RunningGroup
@@ -156,10 +157,9 @@ class Rollouts:
 
     def _prepare(
         self, running: RunningGroup, member: int, priority: Priority
-    ) -> tuple[TrajectoryLoop, Coroutine[Any, Any, None]]:
+    ) -> tuple[TrajectoryLoop | AgentLoop, Coroutine[Any, Any, None]]:
         """One trajectory: its loop, and the work of running it with its environment and its lease."""
         trajectory = Trajectory(running.group, member, running.row_index)
-        environment = self._run.environments.open(running.group, member)
 
         def begin() -> GenerateSegment:
             if running.sampler is None:
@@ -186,14 +186,14 @@ class Rollouts:
             begin,
             lambda segment, context: self._log.segment(running.group, member, segment, context, running.sampler.index),
         )
-        loop = TrajectoryLoop(turns, environment, lambda reply: self._log.tools(running.group, member, reply))
+        loop = self._make_loop(turns)
 
         async def work() -> None:
             try:
                 await loop.run(running.row, _environment_seed(self._config.seed, running.group, member))
                 await self._instant_is_over()
             finally:
-                environment.drop()
+                loop.close()
                 if member in running.requests:
                     running.requests.pop(member).close()
             if not loop.discarded:
@@ -201,6 +201,16 @@ class Rollouts:
             running.finished(member)
 
         return loop, work()
+
+    def _make_loop(self, turns: SampledTurns) -> TrajectoryLoop | AgentLoop:
+        """Who leads the trajectory: an environment, or an agent by its requests."""
+        group, member = turns.trajectory.group, turns.trajectory.member
+        endpoint, environments = self._run.endpoint, self._run.environments
+        if endpoint is not None:
+            environment = environments.open(group, member) if endpoint.calls_agents else None
+            return AgentLoop(turns, endpoint.sessions, environment, endpoint.base_url, endpoint.idle_timeout)
+        environment = environments.open(group, member)
+        return TrajectoryLoop(turns, environment, lambda reply: self._log.tools(group, member, reply))
 
     async def _instant_is_over(self) -> None:
         """With a deadline, the tokens of all requests that end in one tick are counted before anything follows."""

@@ -8,6 +8,7 @@ from typing import Any
 from pipeline.config import GroupCompletion
 from pipeline.errors import TrajectoryError
 from pipeline.processes.sampler_client import SamplerClient
+from pipeline.rollouts.agent_loop import AgentLoop
 from pipeline.rollouts.completion import Decision, GroupProgress
 from pipeline.rollouts.rollout_log import RolloutLog
 from pipeline.rollouts.trajectory_loop import TrajectoryLoop
@@ -49,7 +50,7 @@ class RunningGroup:
         self.version = admission.version
         self.row = row
         self.sampler: SamplerClient | None = None  # of all its members
-        self.loops: dict[int, TrajectoryLoop] = {}
+        self.loops: dict[int, TrajectoryLoop | AgentLoop] = {}
         self.requests: dict[int, TrajectoryRequests] = {}  # of the members that have begun to ask the sampler
         self.done = False
         self.failure: TrajectoryError | None = None
@@ -65,7 +66,7 @@ class RunningGroup:
         """Whether a member that does not run yet may still be let in."""
         return self.failure is None and member not in self._left_out
 
-    def add(self, member: int, loop: TrajectoryLoop) -> None:
+    def add(self, member: int, loop: TrajectoryLoop | AgentLoop) -> None:
         self.loops[member] = loop
 
     def started(self, member: int) -> None:

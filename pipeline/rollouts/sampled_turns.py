@@ -46,6 +46,7 @@ class SampledTurns:
     tools: Sequence[Mapping[str, Any]] = ()
     context: list[int] = field(default_factory=list)  # ids of the current conditioning run
     generated: int = 0  # tokens, over all runs
+    segments: list[SegmentResult] = field(default_factory=list)  # of the turn sampled last
     _generate: GenerateSegment | None = None
     _num_calls: int = 0  # tool calls so far: each has an id of its own
     _run: int = 0  # the current conditioning run
@@ -69,6 +70,7 @@ class SampledTurns:
         """
         assert self._generate is not None, "a turn is sampled after `open`"
         ids: list[int] = []
+        self.segments = []
         stopped, end = await self._sample_into(ids, self._generate, turn_cap)
         return self._parse(ids), stopped, end
 
@@ -83,13 +85,40 @@ class SampledTurns:
 
         return self._go_on([*self.history, assistant_message(turn.text, turn.tool_calls)], messages, render, asks)
 
-    def start_again(self, messages: list[dict]) -> str | None:
-        """The same with all that was replaced by the messages: a new conditioning run."""
+    def start_again(self, messages: list[dict], tools: Sequence[Mapping[str, Any]] | None = None) -> str | None:
+        """The same with all that was replaced by the messages: a new conditioning run. tools: None for those so far."""
+        tools = self.tools if tools is None else tools
 
         def render(messages: list[dict]) -> Rendered:
-            return Rendered(self.chat.render_prompt(messages, self.tools), rewrites=True)
+            return Rendered(self.chat.render_prompt(messages, tools), rewrites=True)
 
-        return self._go_on([], messages, render, asks=False)
+        return self._go_on([], messages, render, asks=False, tools=tools)
+
+    def branch(
+        self,
+        ids: list[int],
+        history: Sequence[Mapping[str, Any]],
+        turn: ModelTurn | None,
+        messages: list[dict],
+        tools: Sequence[Mapping[str, Any]],
+    ) -> str | None:
+        """The same behind what an earlier context had: a new conditioning run that begins with its exact ids.
+
+        ids: up to the end of `turn`, before which the history stood; or, without one, all that the history became.
+        """
+        if turn is None:
+            assert not messages, "what follows a prompt is the model's turn"
+            before = list(history)
+        else:
+            before = [*history, assistant_message(turn.text, turn.tool_calls)]
+
+        def render(messages: list[dict]) -> Rendered:
+            if turn is None:
+                return Rendered(ids, rewrites=True)
+            follows = self.chat.render_reply(history, turn, messages, tools)
+            return follows if follows.rewrites else Rendered([*ids, *follows.tokens], rewrites=True)
+
+        return self._go_on(before, messages, render, asks=False, tools=tools)
 
     async def _sample_into(self, turn: list[int], generate: GenerateSegment, turn_cap: int | None) -> tuple[bool, str]:
         """Sample the ids of a turn into `turn`; (whether a stop id ended it, how it ended)."""
@@ -114,6 +143,7 @@ class SampledTurns:
             if not segment.tokens:
                 return False, "empty_sample" if self.stopped_by is None else self.stopped_by
             self.on_segment(segment, len(self.context))
+            self.segments.append(segment)
             self.trajectory.spans.append(
                 Span("generated", segment.tokens, segment.version, segment.kv_version, segment.logprobs, self._run)
             )
@@ -136,7 +166,12 @@ class SampledTurns:
             self.sampling = False
 
     def _go_on(
-        self, before: list[Mapping], messages: list[dict], render: Callable[[list[dict]], Rendered], asks: bool
+        self,
+        before: list[Mapping],
+        messages: list[dict],
+        render: Callable[[list[dict]], Rendered],
+        asks: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str | None:
         """The conversation is now `before` and the messages, the context what these render to."""
         rendered = render(messages)
@@ -149,6 +184,8 @@ class SampledTurns:
         if rendered.rewrites:
             self._run += 1
             self.context = []
+        if tools is not None:
+            self.tools = tools
         self.history = [*before, *messages]
         self._append("prompt" if rendered.rewrites else "framing", rendered.tokens)
         self.wrapped_up |= asks

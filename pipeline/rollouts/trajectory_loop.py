@@ -65,6 +65,10 @@ class TrajectoryLoop:
         else:
             self.environment.interrupt(cause)
 
+    def close(self) -> None:
+        """Nothing of it goes on."""
+        self.environment.drop()
+
     async def _roll_out(self, row: dict[str, Any], seed: int) -> None:
         if self.discarded:  # before its first step
             return

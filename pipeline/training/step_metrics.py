@@ -57,6 +57,7 @@ class StepMetrics:
             "recovery/retries": 0,
             "recovery/restarts": restarts,
             **self._counters.take(),
+            **({} if self._run.endpoint is None else self._run.endpoint.take_metrics()),
             "sampling/ready_prompts": sum(sampler.num_waiting for sampler in self._run.samplers),
             **self._time_account.take(),
             **self._worker_times.take(),

@@ -160,6 +160,7 @@ class Run:
         self.spec = SimpleNamespace(max_context_tokens=max_context_tokens)
         self.samplers = [Sampler(script, ticks_per_token)]
         self.hosts = hosts
+        self.endpoint = None
         self.failure = None
         self.environments = EnvironmentClient([lambda message: self.hosts.send(self.environments, message)], self.fail)
         self.slots = SlotTable(2, lambda slot, leases: None, lambda version: None)

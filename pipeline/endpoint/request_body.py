@@ -1,0 +1,43 @@
+"""The JSON body of a request, read strictly: an object of plain values that can be sent on, or a `Refusal`."""
+
+import json
+from typing import Any
+
+from pipeline.data.dataset import why_not_plain
+from pipeline.endpoint.refusal import BAD_REQUEST, Refusal
+
+
+def read_body(body: bytes) -> dict[str, Any]:
+    """The object of a body; nothing at all is an empty one."""
+    if not body:
+        return {}
+    try:
+        value = json.loads(body.decode(), parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise _no_json(f"it is no UTF-8 at byte {error.start}") from None
+    except RecursionError:
+        raise _no_json("it nests lists and objects too deep") from None
+    except ValueError as error:
+        raise _no_json(str(error)) from None
+    if not isinstance(value, dict):
+        raise _no_json(f"it is {_kind(value)}, not an object")
+    if why_not_plain(value) is not None:  # halves of a surrogate pair, whole numbers beyond 64 bits, too deep a nesting
+        for name, one in value.items():
+            if (why := why_not_plain({name: one})) is not None:
+                raise _no_json(f"{name!r:.80} holds what can't be sent on ({why})")
+    return value
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _no_json(why: str) -> Refusal:
+    return Refusal(
+        BAD_REQUEST, f"The body of the request can't be read: {why}. Send one JSON object.", code="invalid_json"
+    )
+
+
+def _kind(value: Any) -> str:
+    kinds = {list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number"}
+    return kinds.get(type(value), "null")
