@@ -19,6 +19,7 @@ from pipeline.config import (
     Truncation,
     cosine,
 )
+from pipeline.data.load_rows import load_rows
 from pipeline.endpoint.openai_endpoint import OpenAIEndpoint
 from pipeline.env import Env, ToolCall, TrajectoryView, Turn, TurnResult, tool
 from pipeline.errors import ConfigError, ConfigTypeError, InfrastructureError, RunError, TrajectoryError
@@ -80,6 +81,7 @@ __all__ = [
     "WorkerDied",
     "__version__",
     "cosine",
+    "load_rows",
     "run",
     "tool",
 ]
