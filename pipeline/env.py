@@ -281,11 +281,14 @@ def _is_call(call: Any) -> bool:
     return True
 
 
-def check_env_class(env_class: Any) -> None:
-    """Raise `ConfigTypeError` unless this is an `Env` class with all that a run needs; its tools are checked too."""
+def check_env_class(env_class: Any, path: str | None = None) -> None:
+    """Raise `ConfigTypeError` unless this is an `Env` class with all that a run needs; its tools are checked too.
+    path: what it was found by, for the message.
+    """
     if not (isinstance(env_class, type) and issubclass(env_class, Env)):
+        named = f" {path!r:.200}" if path is not None else ""
         raise ConfigTypeError(
-            f"The environment is {env_class!r}. It must be a class derived from Env. Name such a class."
+            f"The environment{named} is {shown(env_class)}. It must be a class derived from Env. Name such a class."
         )
     name = env_class.__qualname__
     for method in ("reset", "reward"):

@@ -177,8 +177,10 @@ class AsyncTrainer:
         if not isinstance(rows, Sequence) or isinstance(rows, str):
             raise ConfigTypeError(f"rows is {type(rows).__name__}; give a list of dicts.")
         check_rows(rows)
+        self.engine.env.check_rows(rows)
         if self._evaluator is None:
             return rows
+        self.engine.env.check_rows(self._evaluator.holdout, "Holdout row")
         left = without_holdout(rows, self._evaluator.holdout)
         removed = len(rows) - len(left)
         if removed and not left:
@@ -194,7 +196,8 @@ class AsyncTrainer:
         return description
 
     def _check(self, num_rows: int, steps: int) -> tuple[RunSpec, ScheduleRules]:
-        refuse_unbuilt_env(self.engine.env.env_class)
+        for env_class in self.engine.env.env_classes:
+            refuse_unbuilt_env(env_class)
         self.config.check_run(dataset_rows=num_rows, steps=steps)
         rules = make_rules(self.config, num_rows=num_rows, steps=steps)
         return make_spec(self.engine.model, self.config, evaluates=self._evaluator is not None), rules

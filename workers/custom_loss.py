@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workers.errors import ImportPathError
 from workers.import_path import find_object
 from workers.token_losses import LossError, TokenBatch, TokenLosses
 
@@ -71,12 +72,9 @@ class CustomLoss:
 def _load(path: str, sys_path: Sequence[str]) -> LossFunction:
     sys.path += [entry for entry in sys_path if entry not in sys.path]
     try:
-        found = find_object(path)
-    except Exception as error:  # importing runs the user's module, which may raise anything
-        raise LossError(
-            f"The loss {path} can't be imported ({type(error).__name__}: {error}); its module must import without "
-            "errors in the learner's process. Check the name and the module."
-        ) from error
+        found = find_object(path, "loss", "my_losses:clipped")
+    except ImportPathError as error:
+        raise LossError(str(error)) from error
     if not callable(found):
         raise LossError(f"The loss {path} is {type(found).__name__}; it must be a function.")
     return found

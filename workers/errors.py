@@ -29,3 +29,7 @@ class ModelConfigError(HeadwayError, ValueError):
 
 class CheckpointError(HeadwayError, ValueError):
     """Weights on disk are not whole, not this model's, or can't be written; the message names tensors and files."""
+
+
+class ImportPathError(HeadwayError, ValueError):
+    """What a user named as `module:name` or `file.py:name` can't be imported; the message says why."""

@@ -8,6 +8,8 @@ import msgpack
 from pipeline.config_checks import shown
 from pipeline.errors import ConfigTypeError
 
+ENVIRONMENT_KEY = "environment"  # of a row of a mix: the name of the environment that it is for
+
 _NESTING = (dict, list, tuple)
 MAX_DEPTH = 100  # levels of lists and dicts in a row: whoever walks one by recursion stays far from Python's limit
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipeline.env import Env, TrajectoryView, TurnResult
-from pipeline.environments.tool_calls import failure_text
 from pipeline.environments.tool_threads import TOOL_THREADS
 from pipeline.errors import ConfigError
+from workers.errors import ImportPathError
 from workers.import_path import find_object
 
 PARAMETERS = ("row", "base_url", "api_key")
@@ -55,9 +55,9 @@ class AgentEnv(Env):
 def find_agent(path: str) -> Callable:
     """The function at `path`; ConfigError in a sentence if there is none."""
     try:
-        found = find_object(path)
-    except Exception as failure:  # importing runs the user's module, which may raise anything
-        raise ConfigError(f"The agent {path!r} cannot be imported: {failure_text(failure)}.") from failure
+        found = find_object(path, "agent", "my_agents:solve")
+    except ImportPathError as error:
+        raise ConfigError(str(error)) from error
     if not callable(found):
         raise ConfigError(f"The agent {path!r} is {found!r:.100}, which can't be called; name a function.")
     return found

@@ -55,7 +55,7 @@ class OpenAIEndpoint(EnvSource):
                 "module:function."
             )
         if agent is None:
-            self.env_class, self.path, self.arguments = None, None, {}
+            self.parts, self.is_mix = {}, False
         else:
             if not all(agent.rpartition(":")[::2]):
                 raise ConfigError(

@@ -12,10 +12,11 @@ import inspect
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import CoroutineType
 from typing import Any
 
+from pipeline.data.dataset import ENVIRONMENT_KEY
 from pipeline.env import Env, TrajectoryView, TurnResult, as_messages, cut_tool_message
 from pipeline.environments.tool_calls import failure_text, sendable
 from pipeline.environments.values import catch_up, finite, mask_end_of
@@ -36,11 +37,12 @@ class _Refused(Exception):
 class _Episode:
     """One environment with its view; `running` is the call that user code is in."""
 
-    __slots__ = ("env", "key", "row", "running", "view")
+    __slots__ = ("env", "key", "name", "row", "running", "view")
 
-    def __init__(self, key: tuple[int, int], row: dict[str, Any]) -> None:
+    def __init__(self, key: tuple[int, int], row: dict[str, Any], name: str) -> None:
         self.key = key  # group, member
         self.env: Env | None = None
+        self.name = name  # the environment's, for messages
         self.row = row
         self.view: TrajectoryView | None = None
         self.running: _Running | None = None
@@ -79,13 +81,14 @@ class _Running:
 class EnvironmentHost:
     """The trajectories of one event loop, each with its own environment from `make_env`.
 
-    `name` is the environment class's, for messages; `timeout` is the seconds that one call may take; a tool's result
+    `make_env` may be a mapping, for a mix: then each row's "environment" names its maker. `name` is the environment
+    class's, for messages; `timeout` is the seconds that one call may take; a tool's result
     is cut at `max_tool_chars` (the trajectory's loop then cuts it at its tokens), so that no process swallows more.
     """
 
     def __init__(
         self,
-        make_env: Callable[[], Env],
+        make_env: Callable[[], Env] | Mapping[str, Callable[[], Env]],
         *,
         timeout: float,
         name: str,
@@ -173,17 +176,21 @@ class EnvironmentHost:
         call = running.call
         if (call.group, call.member) in self._episodes:
             raise _Refused(f"{self._where(call, 'reset')} came while its environment is open; close it with drop first")
-        episode = running.episode = _Episode((call.group, call.member), call.argument["row"])
+        episode = running.episode = _Episode((call.group, call.member), call.argument["row"], self._name)
         self._episodes[episode.key] = episode
         episode.running = running
         running.method = "__init__"
-        env = self._make_env()
+        make_env = self._make_env
+        if isinstance(make_env, Mapping):  # the supervisor has checked that every row names one
+            episode.name = episode.row[ENVIRONMENT_KEY]
+            make_env = make_env[episode.name]
+        env = make_env()
         env.rng = random.Random(call.argument["seed"])
         episode.env = env
         running.method = "reset"
-        messages = as_messages(await running.settle(env.reset(episode.row)), f"{self._name}.reset")
+        messages = as_messages(await running.settle(env.reset(episode.row)), f"{episode.name}.reset")
         schemas = [spec.schema for spec, _ in tools_of(env).values()]
-        wrap_up = as_messages(env.wrap_up, f"{self._name}.wrap_up")
+        wrap_up = as_messages(env.wrap_up, f"{episode.name}.wrap_up")
         episode.view = TrajectoryView(call.group, call.member, list(messages))
         episode.view.max_tool_chars = self._max_tool_chars
         episode.running = None
@@ -216,7 +223,7 @@ class EnvironmentHost:
             await self._finish(running)
             result["messages"], result["reward"] = None, reward
         else:
-            messages = as_messages(outcome.messages, f"{self._name}.on_turn")
+            messages = as_messages(outcome.messages, f"{episode.name}.on_turn")
             messages = [cut_tool_message(message, self._max_tool_chars) for message in messages]
             view.messages.extend(messages)
             episode.running = None
@@ -297,13 +304,14 @@ class EnvironmentHost:
                 if inspect.isawaitable(closed):
                     await closed
         except Exception as failure:
-            _log.warning("%s.close failed: %s", self._name, failure_text(failure), exc_info=failure)
+            _log.warning("%s.close failed: %s", episode.name, failure_text(failure), exc_info=failure)
 
-    def _where(self, call: EnvironmentCall, method: str) -> str:
-        return f"{self._name}.{method} of trajectory {call.group}.{call.member}"
+    def _where(self, call: EnvironmentCall, method: str, name: str | None = None) -> str:
+        return f"{name or self._name}.{method} of trajectory {call.group}.{call.member}"
 
     def _sentence(self, running: _Running, failure: BaseException | None) -> str:
-        where = self._where(running.call, running.method)
+        name = running.episode.name if running.episode is not None else self._name
+        where = self._where(running.call, running.method, name)
         if running.method == "on_turn" and running.episode.view.running_tools:
             where += f", in tool {', '.join(running.episode.view.running_tools)},"
         if running.interrupted_by is not None:

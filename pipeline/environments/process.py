@@ -2,20 +2,18 @@
 
 The story of `serve`: import the environment class that the start message names, say ready, then answer `Environments`
 messages until `Stop`, or until the next run's `Start`. `Start.config` holds `sys_path` (directories of the user's
-modules), `environment` (`"module:QualName"`), `arguments` (keyword arguments of the class), `environment_timeout`
-(seconds per call) and `max_tool_chars` (where a tool's result is cut). No torch is loaded here.
+modules), `environment` (`"module:QualName"`; for a mix, such by name), `arguments` (keyword arguments of the class; for
+a mix, those of each by name), `environment_timeout` (seconds per call) and `max_tool_chars` (where a tool's result is
+cut). No torch is loaded here.
 """
 
 import asyncio
-import functools
-import sys
 from typing import Any, Protocol
 
-from pipeline.env import Env, check_env_class
 from pipeline.environments.host import EnvironmentHost
-from pipeline.environments.tool_calls import failure_text
-from pipeline.errors import ConfigError, RunError
-from workers.import_path import find_object
+from pipeline.environments.load import load_env_makers
+from pipeline.errors import RunError
+from workers.import_path import take_search_path
 from workers.messages import EnvironmentReplies, EnvironmentReply, Environments, Message, Ready, Start, Stop
 
 
@@ -29,24 +27,6 @@ class Link(Protocol):
 
     def receive(self, timeout_seconds: float) -> Message | None:
         """The next message, or None when none comes in time; 0 does not wait."""
-
-
-def load_env_class(path: str) -> type[Env]:
-    """The environment class at `module:QualName`; `ConfigError` in one sentence if it cannot be had."""
-    module, _, name = path.partition(":")
-    if not module or not name:
-        raise ConfigError(
-            f"The environment is {path!r}. It is named as module:Class. Write for example my_envs:Search."
-        )
-    try:
-        found = find_object(path)
-    except Exception as failure:  # importing runs the user's module, which may raise anything
-        raise ConfigError(
-            f"The environment {path!r} cannot be imported: {failure_text(failure)}. Its module must import without "
-            "errors in a process of its own. Check the name and the module."
-        ) from failure
-    check_env_class(found)
-    return found
 
 
 class Server:
@@ -111,13 +91,13 @@ class Server:
 
 def serve(link: Link, config: dict[str, Any]) -> dict[str, Any] | None:
     """One run; returns the next one's config, or None when told to stop."""
-    sys.path[:0] = [directory for directory in config["sys_path"] if directory not in sys.path]
-    env_class = load_env_class(config["environment"])
+    take_search_path(config["sys_path"])
+    make_env, name = load_env_makers(config["environment"], config["arguments"])
     host = EnvironmentHost(
-        functools.partial(env_class, **config["arguments"]),
+        make_env,
         timeout=config["environment_timeout"],
         max_tool_chars=config["max_tool_chars"],
-        name=env_class.__qualname__,
+        name=name,
     )
     link.send(Ready(detail={}))
     return asyncio.run(Server(link, host).run())

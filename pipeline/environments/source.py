@@ -1,42 +1,92 @@
-"""Where a run's environments come from: a class by import path for environment processes, or the class itself for a
-thread.
+"""Where a run's environments come from: classes by import path for environment processes, or the classes themselves for
+a thread; one for all rows, or several by name.
 """
 
-import sys
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config_checks import shown
-from pipeline.data.dataset import why_not_plain
+from pipeline.config_checks import quoted, shown, suggestion
+from pipeline.data.dataset import ENVIRONMENT_KEY, why_not_plain
 from pipeline.env import Env, check_env_class
+from pipeline.environments.importable import import_path_of
+from pipeline.environments.load import MakeEnv, load_env_class
 from pipeline.errors import ConfigError, ConfigTypeError
+from workers.errors import ImportPathError
+from workers.import_path import search_path, split_path
+
+EXAMPLE = "my_envs:Search"
+
+# Environments of other packages: `reasoning_gym:chain_sum` is the class, made with the argument task="chain_sum".
+ADAPTERS: dict[str, tuple[str, str, str]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class EnvPart:
+    """One environment: its path (None: no other process can import it), its class, if that was given, its arguments."""
+
+    path: str | None
+    env_class: type[Env] | None
+    arguments: dict[str, Any]
 
 
 class EnvSource:
-    """An `Env` class or its path `module:Class`, with the keyword arguments to make instances with.
+    """What a user gives as `env` and `env_arguments`, checked; nothing is imported here.
 
-    `path` is None for a class that another process can't import (a script's own `__main__`, a notebook, a function's
-    inside): its environments then run in a thread of the supervisor. Raises ConfigError or ConfigTypeError.
+    env: an `Env` class; its path `module:Class` or `path/to/file.py:Class`; an environment of another package, such as
+    `reasoning_gym:chain_sum`; or a mapping from names to such, a mix, in which each row's "environment" names its own,
+    and `arguments` are by name too. If a class can't be imported by another process (a script's own `__main__`, a
+    notebook, a function's inside), the environments run in a thread of the supervisor. Raises ConfigError or
+    ConfigTypeError.
     """
 
-    def __init__(self, env: type[Env] | str, arguments: dict[str, Any]) -> None:
-        if not isinstance(arguments, dict) or not all(isinstance(name, str) for name in arguments):
-            raise ConfigTypeError(f"env_arguments is {shown(arguments)}; give a dict from names to plain values.")
-        why = why_not_plain(arguments)
-        if why is not None:
-            raise ConfigError(
-                f"env_arguments is {arguments!r:.200}; it travels to another process, so it holds plain values only "
-                f"(numbers, text, lists, dicts): {why}."
-            )
-        self.arguments = arguments
-        if isinstance(env, str):
-            if env.count(":") != 1:
-                raise ConfigError(f"env is {env!r}; name it as module:Class, for example my_envs:Search.")
-            self.env_class: type[Env] | None = None
-            self.path: str | None = env
+    def __init__(self, env: type[Env] | str | Mapping[str, type[Env] | str], arguments: dict[str, Any]) -> None:
+        self.is_mix = isinstance(env, Mapping)
+        _check_names(arguments, "env_arguments")
+        if isinstance(env, Mapping):
+            _check_names(env, "env")
+            if not env:
+                raise ConfigError("env is an empty mapping; name at least one environment.")
+            for name, part_arguments in arguments.items():
+                if name not in env:
+                    raise ConfigError(
+                        f"env_arguments has {name!r}, but the environments are {quoted(list(env))}; for several "
+                        f"environments it holds the arguments of each by name.{suggestion(name, env)}"
+                    )
+                _check_names(part_arguments, f"env_arguments[{name!r}]")
+            self.parts = {name: _part(part, arguments.get(name, {}), f" {name!r}") for name, part in env.items()}
         else:
-            check_env_class(env)
-            self.env_class = env
-            self.path = _import_path(env)
+            self.parts = {"": _part(env, arguments, "")}
+
+    @property
+    def runs_in_thread(self) -> bool:
+        """Whether some class can't be imported by another process."""
+        return any(part.path is None for part in self.parts.values())
+
+    @property
+    def runs_in_processes(self) -> bool:
+        """Whether there is something to run (an outside harness brings all of it along), and in processes."""
+        return bool(self.parts) and not self.runs_in_thread
+
+    @property
+    def env_classes(self) -> list[type[Env]]:
+        """Those that were given as classes."""
+        return [part.env_class for part in self.parts.values() if part.env_class is not None]
+
+    def check_rows(self, rows: Sequence[Mapping[str, Any]], what: str = "Row") -> None:
+        """Raise ConfigError unless every row of a mix names one of its environments."""
+        if not self.is_mix:
+            return
+        for index, row in enumerate(rows):
+            name = row.get(ENVIRONMENT_KEY)
+            if not isinstance(name, str) or name not in self.parts:
+                value = f"{shown(name)} as its" if ENVIRONMENT_KEY in row else "no"
+                near = suggestion(name, self.parts) if isinstance(name, str) else ""
+                raise ConfigError(
+                    f"{what} {index} has {value} {ENVIRONMENT_KEY!r}; with several environments it names one of "
+                    f"{quoted(list(self.parts))}: give it one, as rl.mix_rows does.{near}"
+                )
 
     def call_timeout(self, timeout: float) -> float:
         """Seconds that one call may take, where the run's `environment_timeout` is `timeout`."""
@@ -44,18 +94,61 @@ class EnvSource:
 
     def start_config(self, timeout: float, max_tool_chars: int | None) -> dict[str, Any]:
         """What an environment process is told."""
+        paths = {name: part.path for name, part in self.parts.items()}
+        arguments = {name: part.arguments for name, part in self.parts.items()}
         return {
-            "sys_path": [path for path in sys.path if path],
-            "environment": self.path,
-            "arguments": self.arguments,
+            "sys_path": search_path(),
+            "environment": paths if self.is_mix else paths[""],
+            "arguments": arguments if self.is_mix else arguments[""],
             "environment_timeout": timeout,
             "max_tool_chars": max_tool_chars,
         }
 
+    def load_makers(self) -> tuple[MakeEnv | dict[str, MakeEnv], str]:
+        """For a thread: what makes an environment (by name, for a mix), and its name for messages. Imports what was
+        given as a path; raises ConfigError.
+        """
+        makers: dict[str, MakeEnv] = {}
+        for name, part in self.parts.items():
+            env_class = load_env_class(part.path) if part.env_class is None else part.env_class
+            makers[name] = functools.partial(env_class, **part.arguments)
+        if self.is_mix:
+            return makers, ", ".join(makers)
+        return makers[""], makers[""].func.__qualname__
 
-def _import_path(env: type[Env]) -> str | None:
-    module = sys.modules.get(env.__module__)
-    importable = env.__module__ != "__main__" and module is not None and getattr(module, "__spec__", None) is not None
-    if not importable or "<locals>" in env.__qualname__:
-        return None
-    return f"{env.__module__}:{env.__qualname__}"
+
+def _check_names(value: Any, what: str) -> None:
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) and name for name in value):
+        wanted = "a dict from names to plain values" if what != "env" else "a mapping from names to environments"
+        raise ConfigTypeError(f"{what} is {shown(value)}; give {wanted}.")
+
+
+def _part(env: Any, arguments: Mapping[str, Any], which: str) -> EnvPart:
+    arguments = dict(arguments)
+    why = why_not_plain(arguments)
+    if why is not None:
+        raise ConfigError(
+            f"env_arguments{which} is {arguments!r:.200}; it travels to another process, so it holds plain values only "
+            f"(numbers, text, lists, dicts): {why}."
+        )
+    if not isinstance(env, str):
+        check_env_class(env)
+        return EnvPart(import_path_of(env), env, arguments)
+    package, _, name = env.partition(":")
+    if package in ADAPTERS:
+        path, argument, example = ADAPTERS[package]
+        if not name:
+            raise ConfigError(f"env{which} is {env!r}; it names an environment of {package}, as {package}:{example}.")
+        if argument in arguments:
+            raise ConfigError(f"env{which} is {env!r}, and env_arguments names {argument!r} again; leave it out there.")
+        return EnvPart(path, None, {argument: name} | arguments)
+    try:
+        place, name = split_path(env, "environment", EXAMPLE)
+    except ImportPathError as error:
+        raise ConfigError(str(error)) from error
+    if place == "__main__":
+        raise ConfigError(
+            f"env{which} is {env!r}, but no other process can import the script itself; put the class into a module of "
+            "its own, or give the class instead of its name."
+        )
+    return EnvPart(f"{place}:{name}", None, arguments)

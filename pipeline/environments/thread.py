@@ -5,13 +5,12 @@ It answers the same calls as an environment process. A call that never returns c
 """
 
 import asyncio
-import functools
 import logging
 import threading
 from collections.abc import Callable
 
-from pipeline.env import Env
 from pipeline.environments.host import LOGGER, EnvironmentHost
+from pipeline.environments.load import MakeEnv
 from workers.messages import EnvironmentReplies, EnvironmentReply, Environments, Message
 
 CLOSE_SECONDS = 10.0
@@ -21,10 +20,16 @@ class EnvironmentThread:
     """One host on a loop of its own; replies are handed to `receive` in the run's loop, batched per tick."""
 
     def __init__(
-        self, env_class: type[Env], arguments: dict, timeout: float, max_tool_chars: int | None, log_path: str
+        self,
+        make_env: MakeEnv | dict[str, MakeEnv],
+        name: str,
+        timeout: float,
+        max_tool_chars: int | None,
+        log_path: str,
     ) -> None:
-        self._env_class = env_class
-        self._arguments = arguments
+        """make_env and name as for an `EnvironmentHost`."""
+        self._make_env = make_env
+        self._name = name
         self._timeout = timeout
         self._max_tool_chars = max_tool_chars
         self._loop = asyncio.new_event_loop()
@@ -56,9 +61,8 @@ class EnvironmentThread:
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
-        make_env = functools.partial(self._env_class, **self._arguments)
         self._host = EnvironmentHost(
-            make_env, timeout=self._timeout, name=self._env_class.__qualname__, max_tool_chars=self._max_tool_chars
+            self._make_env, timeout=self._timeout, name=self._name, max_tool_chars=self._max_tool_chars
         )
         self._loop.run_forever()
         self._loop.run_until_complete(self._host.close())

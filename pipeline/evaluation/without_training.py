@@ -30,6 +30,7 @@ class EvaluationRun:
         self._engine = engine
         self._evaluator = evaluator
         self._version = version
+        engine.env.check_rows(evaluator.holdout, "Holdout row")
         rows, group_size = len(evaluator.holdout), evaluator.final_group_size
         self._spec = make_evaluation_spec(engine.model, engine.config, rows=rows, group_size=group_size)
         self._stop_asked = asyncio.Event()

@@ -107,10 +107,9 @@ class ActiveRun:
         await self.workers.start(handle, config, self.fail)
 
     def _open_environments(self) -> EnvironmentClient:
-        if self._env.env_class is not None and not self.workers.environments:
+        if self._env.runs_in_thread:
             self._thread = EnvironmentThread(
-                self._env.env_class,
-                self._env.arguments,
+                *self._env.load_makers(),
                 self.spec.environment_timeout,
                 self.spec.max_tool_chars,
                 os.path.join(self._log_dir, "environment-thread.log"),

@@ -1,5 +1,6 @@
 """RolloutEngine: what users give to an `AsyncTrainer`: what is rolled out, on which model, within what limits."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from pipeline.config import Budget, KVCache, Schedule
@@ -15,15 +16,16 @@ from pipeline.trainer_config import EngineConfig
 class RolloutEngine:
     """Rolls out trajectories of one environment on one model; give it to an `AsyncTrainer`.
 
-    env: an `Env` class, or its import path `module:Class`, or an `OpenAIEndpoint`, through which agents drive the
-    rollouts; env_arguments are an Env's keyword arguments, plain values. The
-    other options are those of `EngineConfig`. Raises ConfigError for what does not fit together.
+    env: an `Env` class, its path `module:Class` or `path/to/file.py:Class`; env_arguments are its keyword arguments,
+    plain values. A mapping from names to such is a mix: each row's "environment" names its own, and env_arguments are
+    by name, too. Or an `OpenAIEndpoint`, through which agents drive the rollouts. The other options are those of
+    `EngineConfig`. Raises ConfigError for what does not fit together.
     """
 
     def __init__(
         self,
         model: Supervisor,
-        env: type[Env] | str | OpenAIEndpoint,
+        env: type[Env] | str | Mapping[str, type[Env] | str] | OpenAIEndpoint,
         *,
         schedule: Schedule | None = None,
         budget: Budget | None = None,

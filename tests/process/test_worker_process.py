@@ -151,7 +151,7 @@ def test_each_run_has_a_log_of_its_own(worker, loud, directory, tmp_path):
 def test_last_words_come_in_a_message_and_in_the_log(worker, loud, tmp_path):
     worker.exchange(until=Hello)
     failed = worker.exchange(loud(tmp_path / "run.log", environment="nosuch:Env"), until=Failed)
-    assert failed.why.startswith("The environment 'nosuch:Env' cannot be imported: ModuleNotFoundError")
+    assert failed.why.startswith("The environment 'nosuch:Env' can't be imported: there is no module nosuch")
     assert "Traceback" in failed.details and "nosuch" in failed.details
     assert worker.process.wait(SECONDS)
     assert worker.process.describe_end() == "ended with status 1"

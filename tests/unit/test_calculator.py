@@ -8,7 +8,7 @@ from pipeline.commands.make_run_config import parse
 from pipeline.commands.run_config import task_defaults
 from pipeline.env import as_messages
 from pipeline.environments.host import EnvironmentHost
-from pipeline.environments.process import load_env_class
+from pipeline.environments.load import load_env_class
 from pipeline.errors import ConfigError
 from pipeline.tasks import TASKS, calculator
 from pipeline.tasks.calculator import CALL_CREDIT, EXAMPLES, PROBLEMS, Calculator

@@ -9,7 +9,8 @@ import pytest
 
 from pipeline.env import WRAP_UP
 from pipeline.environments.host import EnvironmentHost
-from pipeline.environments.process import Server, load_env_class, serve
+from pipeline.environments.load import load_env_class
+from pipeline.environments.process import Server, serve
 from pipeline.errors import ConfigError, ConfigTypeError, RunError
 from pipeline.tasks.guess import Guess
 from workers.messages import Consumed, EnvironmentCall, EnvironmentReplies, Environments, Ready, Start, Stop
@@ -146,10 +147,10 @@ def test_a_run_imports_the_class_from_the_users_directories(link, tmp_path, monk
 @pytest.mark.parametrize(
     ("path", "fault"),
     [
-        ("Guess", "named as module:Class"),
-        (":Guess", "named as module:Class"),
-        ("no_such_module:Guess", "ModuleNotFoundError: No module named 'no_such_module'"),
-        ("pipeline.tasks.guess:Gess", "has no attribute 'Gess'"),
+        ("Guess", "named as module:name or as path/to/file.py:name"),
+        (":Guess", "named as module:name or as path/to/file.py:name"),
+        ("no_such_module:Guess", "there is no module no_such_module"),
+        ("pipeline.tasks.guess:Gess", "has no 'Gess'. Did you mean Guess"),
     ],
 )
 def test_a_class_that_cannot_be_imported_is_one_sentence(path, fault):
@@ -160,7 +161,9 @@ def test_a_class_that_cannot_be_imported_is_one_sentence(path, fault):
 def test_a_module_that_raises_on_import_is_named_with_its_error(tmp_path, monkeypatch):
     (tmp_path / "users_broken_module.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match="'users_broken_module:X' cannot be imported: ZeroDivisionError: division"):
+    with pytest.raises(
+        ConfigError, match="'users_broken_module:X' can't be imported: .*py line 1: ZeroDivisionError: division"
+    ):
         load_env_class("users_broken_module:X")
 
 

@@ -8,7 +8,7 @@ import pytest
 from pipeline.chat.format import ModelTurn
 from pipeline.chat.tiny import START
 from pipeline.environments.host import EnvironmentHost
-from pipeline.environments.process import load_env_class
+from pipeline.environments.load import load_env_class
 from pipeline.errors import ConfigError
 from pipeline.tasks import TASKS, guess
 from pipeline.tasks.guess import Guess

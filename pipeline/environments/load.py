@@ -1,0 +1,39 @@
+"""From import paths to users' environment classes, in the process that runs them."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pipeline.env import Env, check_env_class
+from pipeline.errors import ConfigError
+from workers.errors import ImportPathError
+from workers.import_path import find_object
+
+MakeEnv = Callable[[], Env]
+
+
+def load_env_class(path: str) -> type[Env]:
+    """The environment class at `module:Class` or `path/to/file.py:Class`. Raises ConfigError in one sentence if it
+    can't be had, and ConfigTypeError if it is no environment.
+    """
+    try:
+        found = find_object(path, "environment", "my_envs:Search")
+    except ImportPathError as error:
+        raise ConfigError(str(error)) from error
+    check_env_class(found, path)
+    return found
+
+
+def load_env_makers(
+    environment: str | Mapping[str, str], arguments: Mapping[str, Any]
+) -> tuple[MakeEnv | dict[str, MakeEnv], str]:
+    """(what makes an environment, its class's name for messages) from one path and its keyword arguments; by name,
+    for a mix, from paths and arguments by name.
+    """
+    if isinstance(environment, str):
+        env_class = load_env_class(environment)
+        return functools.partial(env_class, **arguments), env_class.__qualname__
+    makers = {
+        name: functools.partial(load_env_class(path), **arguments.get(name, {})) for name, path in environment.items()
+    }
+    return makers, ", ".join(makers)
