@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from pipeline.chat.call_json import MAX_DEPTH
 from pipeline.data.dataset import why_not_plain
 from pipeline.endpoint.refusal import BAD_REQUEST, Refusal
 
@@ -16,16 +17,35 @@ def read_body(body: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise _no_json(f"it is no UTF-8 at byte {error.start}") from None
     except RecursionError:
-        raise _no_json("it nests lists and objects too deep") from None
+        raise _too_deep() from None
     except ValueError as error:
         raise _no_json(str(error)) from None
     if not isinstance(value, dict):
         raise _no_json(f"it is {_kind(value)}, not an object")
-    if why_not_plain(value) is not None:  # halves of a surrogate pair, whole numbers beyond 64 bits, too deep a nesting
+    _check_depth(value)
+    if why_not_plain(value) is not None:  # halves of a surrogate pair, whole numbers beyond 64 bits
         for name, one in value.items():
             if (why := why_not_plain({name: one})) is not None:
                 raise _no_json(f"{name!r:.80} holds what can't be sent on ({why})")
     return value
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            item
+            for one in level
+            if isinstance(one, dict | list)
+            for item in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _too_deep() -> Refusal:
+    return _no_json(f"it nests lists and objects more than {MAX_DEPTH} deep")
 
 
 def _no_constant(name: str) -> None:
