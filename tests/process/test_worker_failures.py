@@ -19,6 +19,20 @@ ROWS = guess.train_rows(0)
 SECONDS = 60.0  # bound on every wait
 
 
+@pytest.fixture(scope="module")
+def model():
+    """For tests that look at a run, not at how processes start: whoever died in one is started anew by the next."""
+    with rl.Supervisor(device="cpu") as supervisor:
+        yield supervisor
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """The same with two samplers."""
+    with rl.Supervisor(device="cpu", samplers=2, check_weights=True) as supervisor:
+        yield supervisor
+
+
 def kill(pid):
     """SIGKILL, and wait for the end without reaping it: the sentinel has fired when this returns."""
     os.kill(pid, signal.SIGKILL)
@@ -43,14 +57,12 @@ def test_worker_waits_longer_for_its_start_than_the_learner_may_take():
     assert START_SECONDS > READY_SECONDS
 
 
-def test_two_samplers_share_the_work_and_one_may_be_killed(tmp_path):
-    with rl.Supervisor(device="cpu", samplers=2, check_weights=True) as model:
+def test_two_samplers_share_the_work_and_one_may_be_killed(pair, tmp_path):
+    async def act(step):
+        if step.n == 3:
+            kill(pair._run.workers.samplers[1].pid)
 
-        async def act(step):
-            if step.n == 3:
-                kill(model._run.workers.samplers[1].pid)
-
-        assert train(make_trainer(model, tmp_path / "run"), 8, act) == list(range(1, 9))
+    assert train(make_trainer(pair, tmp_path / "run"), 8, act) == list(range(1, 9))
     assert len(events_of(tmp_path / "run", "restart")) == 1
     samplers = [event["sampler"] for event in events_of(tmp_path / "run", "started")]
     assert min(samplers.count(0), samplers.count(1)) >= len(samplers) // 4
@@ -93,36 +105,37 @@ def test_death_in_the_tick_of_ready_ends_the_start(tmp_path, monkeypatch):
             train(make_trainer(model, tmp_path / "run"), 1)
 
 
-def test_death_in_the_tick_of_ready_of_a_restart_is_followed_by_another(tmp_path, monkeypatch):
-    die_with_ready(monkeypatch, incarnation=1)
-    with rl.Supervisor(device="cpu") as model:
+def test_death_in_the_tick_of_ready_of_a_restart_is_followed_by_another(model, tmp_path, monkeypatch):
+    """Also of a sampler that is used again: in the second run, its restarts are counted from none."""
 
-        async def act(step):
-            if step.n == 1:
-                kill(model._run.workers.samplers[0].pid)
+    async def act(step):
+        if step.n == 1:
+            sampler = model._run.workers.samplers[0]
+            die_with_ready(monkeypatch, sampler.incarnation + 1)
+            kill(sampler.pid)
 
-        assert train(make_trainer(model, tmp_path / "run"), 4, act) == [1, 2, 3, 4]
-    assert len(events_of(tmp_path / "run", "restart")) == 2
-    assert audit(tmp_path / "run") == 0
+    for name in ("first", "second"):
+        assert train(make_trainer(model, tmp_path / name), 4, act) == [1, 2, 3, 4]
+        assert len(events_of(tmp_path / name, "restart")) == 2
+        assert audit(tmp_path / name) == 0
 
 
-def test_learner_killed_while_a_batch_larger_than_its_ring_is_sent_ends_the_run(tmp_path, monkeypatch):
+def test_learner_killed_while_a_batch_larger_than_its_ring_is_sent_ends_the_run(model, tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.processes.run_blocks.BATCH_QUEUE_BYTES", 1024)
-    with rl.Supervisor(device="cpu") as model:
 
-        async def act(step):
-            if step.n == 1:
-                run = model._run
-                os.kill(run.workers.learner.pid, signal.SIGSTOP)  # it reads no more: the next batch gets stuck
-                asyncio.get_running_loop().create_task(kill_when_stuck(run))
+    async def act(step):
+        if step.n == 1:
+            run = model._run
+            os.kill(run.workers.learner.pid, signal.SIGSTOP)  # it reads no more: the next batch gets stuck
+            asyncio.get_running_loop().create_task(kill_when_stuck(run))
 
-        async def kill_when_stuck(run):
-            while run.learner._outbox.room() >= 256:
-                await asyncio.sleep(0.01)
-            kill(run.workers.learner.pid)
+    async def kill_when_stuck(run):
+        while run.learner._outbox.room() >= 256:
+            await asyncio.sleep(0.01)
+        kill(run.workers.learner.pid)
 
-        with pytest.raises(WorkerDied, match=r"learner 0 \(pid \d+\) was killed by SIGKILL"):
-            train(make_trainer(model, tmp_path / "run"), 5, act)
+    with pytest.raises(WorkerDied, match=r"learner 0 \(pid \d+\) was killed by SIGKILL"):
+        train(make_trainer(model, tmp_path / "run"), 5, act)
     assert audit(tmp_path / "run") == 0
 
 
@@ -139,45 +152,41 @@ def ask(run, group, max_tokens):
     )
 
 
-def test_request_that_no_sampler_can_serve_ends_the_run_once(tmp_path):
-    with rl.Supervisor(device="cpu") as model:
+def test_request_that_no_sampler_can_serve_ends_the_run_once(model, tmp_path):
+    async def act(step):
+        if step.n == 1:
+            ask(model._run, group=10**6, max_tokens=100_000).add_done_callback(lambda future: future.exception())
 
-        async def act(step):
-            if step.n == 1:
-                ask(model._run, group=10**6, max_tokens=100_000).add_done_callback(lambda future: future.exception())
-
-        with pytest.raises(WorkerDied, match="The sampler 0 stopped: Request .* needs 100002 tokens"):
-            train(make_trainer(model, tmp_path / "run"), 5, act)
+    with pytest.raises(WorkerDied, match="The sampler 0 stopped: Request .* needs 100002 tokens"):
+        train(make_trainer(model, tmp_path / "run"), 5, act)
     assert events_of(tmp_path / "run", "restart") == []
 
 
-def test_request_whose_trajectory_is_released_gives_its_room_and_place_back(tmp_path):
-    with rl.Supervisor(device="cpu") as model:
+def test_request_whose_trajectory_is_released_gives_its_room_and_place_back(model, tmp_path):
+    async def act(step):
+        if step.n != 1:
+            return
+        run = model._run
+        pid = run.workers.samplers[0].pid
+        os.kill(pid, signal.SIGSTOP)  # so that the release comes before the request is served
+        try:
+            future = ask(run, group=10**6, max_tokens=100)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            number = max(run.samplers[0]._sent)
+            assert run.samplers[0]._sent[number].group == 10**6
+            version, held = run.slots.committed, run.slots.num_leases(run.slots.committed)
+            run.samplers[0].release(10**6, 0, then=lambda: run.slots.release(version))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert run.slots.num_leases(version) == held  # the sampler may read the slot still
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        segment = await asyncio.wait_for(future, SECONDS)
+        assert (segment.tokens, segment.logprobs, segment.stopped) == ([], [], False)
+        assert number not in run.samplers[0]._sent and not run.samplers[0]._after
 
-        async def act(step):
-            if step.n != 1:
-                return
-            run = model._run
-            pid = run.workers.samplers[0].pid
-            os.kill(pid, signal.SIGSTOP)  # so that the release comes before the request is served
-            try:
-                future = ask(run, group=10**6, max_tokens=100)
-                await asyncio.sleep(0)
-                await asyncio.sleep(0)
-                number = max(run.samplers[0]._sent)
-                assert run.samplers[0]._sent[number].group == 10**6
-                version, held = run.slots.committed, run.slots.num_leases(run.slots.committed)
-                run.samplers[0].release(10**6, 0, then=lambda: run.slots.release(version))
-                await asyncio.sleep(0)
-                await asyncio.sleep(0)
-                assert run.slots.num_leases(version) == held  # the sampler may read the slot still
-            finally:
-                os.kill(pid, signal.SIGCONT)
-            segment = await asyncio.wait_for(future, SECONDS)
-            assert (segment.tokens, segment.logprobs, segment.stopped) == ([], [], False)
-            assert number not in run.samplers[0]._sent and not run.samplers[0]._after
-
-        assert train(make_trainer(model, tmp_path / "run"), 3, act) == [1, 2, 3]
+    assert train(make_trainer(model, tmp_path / "run"), 3, act) == [1, 2, 3]
 
 
 def mapped_blocks(pid):
@@ -185,31 +194,29 @@ def mapped_blocks(pid):
         return [line.split("memfd:")[1].strip() for line in maps if "/memfd:headway" in line]
 
 
-def test_idle_workers_hold_no_memory_of_the_run_before(tmp_path):
-    with rl.Supervisor(device="cpu", samplers=2) as model:
-        seen = []
+def test_idle_workers_hold_no_memory_of_the_run_before(pair, tmp_path):
+    seen = []
 
-        async def act(step):
-            seen.append([len(mapped_blocks(handle.pid)) for handle in handles()])
+    async def act(step):
+        seen.append([len(mapped_blocks(handle.pid)) for handle in handles()])
 
-        def handles():
-            return [handle for handle in model._pool.handles if handle.role in ("learner", "sampler")]
+    def handles():
+        return [handle for handle in pair._pool.handles if handle.role in ("learner", "sampler")]
 
-        train(make_trainer(model, tmp_path / "first"), 1, act)
-        pids = [handle.pid for handle in handles()]
-        assert len(pids) == 3 and min(seen[0]) > 0
-        assert [mapped_blocks(pid) for pid in pids] == [[], [], []]
-        train(make_trainer(model, tmp_path / "second"), 1)
-        assert [handle.pid for handle in handles()] == pids  # they were used again
+    train(make_trainer(pair, tmp_path / "first"), 1, act)
+    pids = [handle.pid for handle in handles()]
+    assert len(pids) == 3 and min(seen[0]) > 0
+    assert [mapped_blocks(pid) for pid in pids] == [[], [], []]
+    train(make_trainer(pair, tmp_path / "second"), 1)
+    assert [handle.pid for handle in handles()] == pids  # they were used again
 
 
-def test_hung_environment_process_is_replaced_for_the_next_run(tmp_path, monkeypatch):
+def test_hung_environment_process_is_replaced_for_the_next_run(model, tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.processes.worker_watch.GRACE_SECONDS", 0.0)
-    with rl.Supervisor(device="cpu") as model:
-        hanging = make_trainer(model, tmp_path / "hangs", env="process_envs:Hanging", timeout=0.5)
-        with pytest.raises(rl.RunError, match="An environment hangs: on_turn or reward of trajectory"):
-            train(hanging, 1)
-        assert train(make_trainer(model, tmp_path / "next", env="process_envs:HeldGuess", arguments=held(tmp_path)), 1)
+    hanging = make_trainer(model, tmp_path / "hangs", env="process_envs:Hanging", timeout=0.5)
+    with pytest.raises(rl.RunError, match="An environment hangs: on_turn or reward of trajectory"):
+        train(hanging, 1)
+    assert train(make_trainer(model, tmp_path / "next", env="process_envs:HeldGuess", arguments=held(tmp_path)), 1)
     assert audit(tmp_path / "next") == 0
 
 
@@ -217,40 +224,22 @@ def held(tmp_path):
     return {"directory": str(tmp_path)}
 
 
-def test_error_in_the_delivery_of_a_message_ends_the_run(tmp_path):
-    with rl.Supervisor(device="cpu") as model:
+def test_error_in_the_delivery_of_a_message_ends_the_run(model, tmp_path):
+    async def act(step):
+        if step.n == 1:
+            model._run.workers.learner.on_message = lambda message: {}["no such key"]
 
-        async def act(step):
-            if step.n == 1:
-                model._run.workers.learner.on_message = lambda message: {}["no such key"]
-
-        with pytest.raises(rl.RunError, match="A message could not be handled: KeyError: 'no such key'"):
-            train(make_trainer(model, tmp_path / "run"), 5, act)
+    with pytest.raises(rl.RunError, match="A message could not be handled: KeyError: 'no such key'"):
+        train(make_trainer(model, tmp_path / "run"), 5, act)
 
 
-def test_last_words_of_a_worker_that_is_used_again_are_of_its_present_run(tmp_path):
-    with rl.Supervisor(device="cpu") as model:
-        train(make_trainer(model, tmp_path / "first"), 1)
+def test_last_words_of_a_worker_that_is_used_again_are_of_its_present_run(model, tmp_path):
+    train(make_trainer(model, tmp_path / "first"), 1)
 
-        async def act(step):
-            log = tmp_path / "second" / "logs" / "learner-0.log"
-            log.write_text("said in the second run\n")
-            kill(model._run.workers.learner.pid)
+    async def act(step):
+        log = tmp_path / "second" / "logs" / "learner-0.log"
+        log.write_text("said in the second run\n")
+        kill(model._run.workers.learner.pid)
 
-        with pytest.raises(WorkerDied, match="said in the second run"):
-            train(make_trainer(model, tmp_path / "second"), 5, act)
-
-
-def test_every_restart_of_a_sampler_that_is_used_again_is_counted(tmp_path, monkeypatch):
-    """Killed, and again in the tick of its new Ready: two restarts, as for a sampler of the first run."""
-    with rl.Supervisor(device="cpu") as model:
-        train(make_trainer(model, tmp_path / "first"), 1)
-        die_with_ready(monkeypatch, incarnation=1)
-
-        async def act(step):
-            if step.n == 1:
-                kill(model._run.workers.samplers[0].pid)
-
-        assert train(make_trainer(model, tmp_path / "second"), 4, act) == [1, 2, 3, 4]
-    assert len(events_of(tmp_path / "second", "restart")) == 2
-    assert audit(tmp_path / "second") == 0
+    with pytest.raises(WorkerDied, match="said in the second run"):
+        train(make_trainer(model, tmp_path / "second"), 5, act)
