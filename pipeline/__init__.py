@@ -22,6 +22,8 @@ from pipeline.config import (
 from pipeline.data.load_rows import load_rows
 from pipeline.endpoint.openai_endpoint import OpenAIEndpoint
 from pipeline.env import Env, ToolCall, TrajectoryView, Turn, TurnResult, tool
+from pipeline.environments.single_turn import SingleTurn
+from pipeline.environments.source import EnvSource
 from pipeline.errors import ConfigError, ConfigTypeError, InfrastructureError, RunError, TrajectoryError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.losses import CISPO, GSPO, PPO, CustomLoss, DecoupledPPO, ImportanceSampling, PolicyGradient
@@ -47,6 +49,7 @@ __all__ = [
     "CustomLoss",
     "DecoupledPPO",
     "Env",
+    "EnvSource",
     "Evaluation",
     "Evaluator",
     "ForwardBackwardBatch",
@@ -66,6 +69,7 @@ __all__ = [
     "RunError",
     "Sampling",
     "Schedule",
+    "SingleTurn",
     "Span",
     "Step",
     "Supervisor",

@@ -1,11 +1,13 @@
 """From import paths to users' environment classes, in the process that runs them."""
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pipeline.config_checks import shown
 from pipeline.env import Env, check_env_class
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, ConfigTypeError
 from workers.errors import ImportPathError
 from workers.import_path import find_object
 
@@ -24,6 +26,21 @@ def load_env_class(path: str) -> type[Env]:
     return found
 
 
+def check_arguments(env_class: type[Env], arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments, if the class takes them by these names; ConfigTypeError otherwise. No instance is made."""
+    try:
+        signature = inspect.signature(env_class)
+        signature.bind(**arguments)
+    except ValueError:  # of a class written in C, which says nothing of its arguments
+        return arguments
+    except TypeError as error:
+        raise ConfigTypeError(
+            f"env_arguments is {shown(arguments)}, but {env_class.__qualname__} takes {signature}: {error}. Correct "
+            "the names."
+        ) from error
+    return arguments
+
+
 def load_env_makers(
     environment: str | Mapping[str, str], arguments: Mapping[str, Any]
 ) -> tuple[MakeEnv | dict[str, MakeEnv], str]:
@@ -32,8 +49,9 @@ def load_env_makers(
     """
     if isinstance(environment, str):
         env_class = load_env_class(environment)
-        return functools.partial(env_class, **arguments), env_class.__qualname__
-    makers = {
-        name: functools.partial(load_env_class(path), **arguments.get(name, {})) for name, path in environment.items()
-    }
+        return functools.partial(env_class, **check_arguments(env_class, arguments)), env_class.__qualname__
+    makers: dict[str, MakeEnv] = {}
+    for name, path in environment.items():
+        env_class = load_env_class(path)
+        makers[name] = functools.partial(env_class, **check_arguments(env_class, arguments.get(name, {})))
     return makers, ", ".join(makers)

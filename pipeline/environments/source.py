@@ -11,7 +11,8 @@ from pipeline.config_checks import quoted, shown, suggestion
 from pipeline.data.dataset import ENVIRONMENT_KEY, why_not_plain
 from pipeline.env import Env, check_env_class
 from pipeline.environments.importable import import_path_of
-from pipeline.environments.load import MakeEnv, load_env_class
+from pipeline.environments.load import MakeEnv, check_arguments, load_env_class
+from pipeline.environments.single_turn import Reward, SingleTurn, check_reward, prompt_of
 from pipeline.errors import ConfigError, ConfigTypeError
 from workers.errors import ImportPathError
 from workers.import_path import search_path, split_path
@@ -75,18 +76,33 @@ class EnvSource:
         return [part.env_class for part in self.parts.values() if part.env_class is not None]
 
     def check_rows(self, rows: Sequence[Mapping[str, Any]], what: str = "Row") -> None:
-        """Raise ConfigError unless every row of a mix names one of its environments."""
-        if not self.is_mix:
+        """Raise ConfigError or ConfigTypeError unless every row of a mix names one of its environments, and every row
+        for `SingleTurn` has a prompt.
+        """
+        prompt_fields = {
+            name: part.arguments.get("prompt_field", "prompt")
+            for name, part in self.parts.items()
+            if part.env_class is SingleTurn
+        }
+        if not self.is_mix and not prompt_fields:
             return
         for index, row in enumerate(rows):
-            name = row.get(ENVIRONMENT_KEY)
-            if not isinstance(name, str) or name not in self.parts:
-                value = f"{shown(name)} as its" if ENVIRONMENT_KEY in row else "no"
-                near = suggestion(name, self.parts) if isinstance(name, str) else ""
-                raise ConfigError(
-                    f"{what} {index} has {value} {ENVIRONMENT_KEY!r}; with several environments it names one of "
-                    f"{quoted(list(self.parts))}: give it one, as rl.mix_rows does.{near}"
-                )
+            name = self._name_for(row, f"{what} {index}")
+            if name in prompt_fields:
+                prompt_of(row, prompt_fields[name], f"{what} {index}")
+
+    def _name_for(self, row: Mapping[str, Any], what: str) -> str:
+        if not self.is_mix:
+            return ""
+        name = row.get(ENVIRONMENT_KEY)
+        if isinstance(name, str) and name in self.parts:
+            return name
+        value = f"{shown(name)} as its" if ENVIRONMENT_KEY in row else "no"
+        near = suggestion(name, self.parts) if isinstance(name, str) else ""
+        raise ConfigError(
+            f"{what} has {value} {ENVIRONMENT_KEY!r}; with several environments it names one of "
+            f"{quoted(list(self.parts))}: give it one, as rl.mix_rows does.{near}"
+        )
 
     def call_timeout(self, timeout: float) -> float:
         """Seconds that one call may take, where the run's `environment_timeout` is `timeout`."""
@@ -117,6 +133,14 @@ class EnvSource:
         return makers[""], makers[""].func.__qualname__
 
 
+def single_turn_source(reward: Reward | str, arguments: dict[str, Any]) -> EnvSource:
+    """`SingleTurn` with this reward and its other arguments (`prompt_field`, `system_prompt`)."""
+    _check_names(arguments, "env_arguments")
+    if "reward" in arguments:
+        raise ConfigError("reward is given, and env_arguments names it again; leave one of them out.")
+    return EnvSource(SingleTurn, {"reward": reward} | arguments)
+
+
 def _check_names(value: Any, what: str) -> None:
     if not isinstance(value, Mapping) or not all(isinstance(name, str) and name for name in value):
         wanted = "a dict from names to plain values" if what != "env" else "a mapping from names to environments"
@@ -125,6 +149,11 @@ def _check_names(value: Any, what: str) -> None:
 
 def _part(env: Any, arguments: Mapping[str, Any], which: str) -> EnvPart:
     arguments = dict(arguments)
+    if env is SingleTurn and "reward" in arguments:
+        arguments["reward"] = reward = _reward_for_others(arguments["reward"])
+        if not isinstance(reward, str):  # it stays here, and so does its environment
+            SingleTurn(**check_arguments(SingleTurn, arguments))
+            return EnvPart(None, SingleTurn, arguments)
     why = why_not_plain(arguments)
     if why is not None:
         raise ConfigError(
@@ -133,7 +162,7 @@ def _part(env: Any, arguments: Mapping[str, Any], which: str) -> EnvPart:
         )
     if not isinstance(env, str):
         check_env_class(env)
-        return EnvPart(import_path_of(env), env, arguments)
+        return EnvPart(import_path_of(env), env, check_arguments(env, arguments))
     package, _, name = env.partition(":")
     if package in ADAPTERS:
         path, argument, example = ADAPTERS[package]
@@ -142,13 +171,26 @@ def _part(env: Any, arguments: Mapping[str, Any], which: str) -> EnvPart:
         if argument in arguments:
             raise ConfigError(f"env{which} is {env!r}, and env_arguments names {argument!r} again; leave it out there.")
         return EnvPart(path, None, {argument: name} | arguments)
+    return EnvPart(_checked_path(env, "environment", EXAMPLE), None, arguments)
+
+
+def _reward_for_others(reward: Any) -> Any:
+    """The path of a reward function; the function itself if no other process can import it."""
+    if isinstance(reward, str):
+        return _checked_path(reward, "reward", "my_rewards:exact")
+    check_reward(reward, shown(reward))
+    return import_path_of(reward) or reward
+
+
+def _checked_path(path: str, what: str, example: str) -> str:
+    """The path, that of a file made absolute; nothing is imported."""
     try:
-        place, name = split_path(env, "environment", EXAMPLE)
+        place, name = split_path(path, what, example)
     except ImportPathError as error:
         raise ConfigError(str(error)) from error
     if place == "__main__":
         raise ConfigError(
-            f"env{which} is {env!r}, but no other process can import the script itself; put the class into a module of "
-            "its own, or give the class instead of its name."
+            f"The {what} is {path!r}, but no other process can import the script itself; put it into a module of its "
+            "own, or give it itself instead of its name."
         )
-    return EnvPart(f"{place}:{name}", None, arguments)
+    return f"{place}:{name}"

@@ -7,7 +7,8 @@ from pipeline.config import Budget, KVCache, Schedule
 from pipeline.config_checks import refuse_unknown, shown
 from pipeline.endpoint.openai_endpoint import OpenAIEndpoint
 from pipeline.env import Env
-from pipeline.environments.source import EnvSource
+from pipeline.environments.single_turn import Reward
+from pipeline.environments.source import EnvSource, single_turn_source
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.supervisor import Supervisor
 from pipeline.trainer_config import EngineConfig
@@ -18,15 +19,17 @@ class RolloutEngine:
 
     env: an `Env` class, its path `module:Class` or `path/to/file.py:Class`; env_arguments are its keyword arguments,
     plain values. A mapping from names to such is a mix: each row's "environment" names its own, and env_arguments are
-    by name, too. Or an `OpenAIEndpoint`, through which agents drive the rollouts. The other options are those of
+    by name, too. Or an `OpenAIEndpoint`, through which agents drive the rollouts. reward, in place of env: a function
+    `reward(text, row)` of one turn, or its path; `SingleTurn` is then the environment. The other options are those of
     `EngineConfig`. Raises ConfigError for what does not fit together.
     """
 
     def __init__(
         self,
         model: Supervisor,
-        env: type[Env] | str | Mapping[str, type[Env] | str] | OpenAIEndpoint,
+        env: type[Env] | str | Mapping[str, type[Env] | str] | OpenAIEndpoint | None = None,
         *,
+        reward: Reward | str | None = None,
         schedule: Schedule | None = None,
         budget: Budget | None = None,
         env_arguments: dict[str, Any] | None = None,
@@ -37,12 +40,19 @@ class RolloutEngine:
         if not isinstance(model, Supervisor):
             raise ConfigTypeError(f"model is {shown(model)}; give an rl.Supervisor.")
         self.model = model
+        if (env is None) == (reward is None):
+            raise ConfigTypeError(
+                f"env is {shown(env)} and reward is {shown(reward)}; give the one or the other: an environment, or a "
+                "function reward(text, row) of one turn."
+            )
         if isinstance(env, OpenAIEndpoint):
             if env_arguments is not None:
                 raise ConfigError(
                     "env_arguments is given, but env is an OpenAIEndpoint, which takes none; leave it out."
                 )
             self.env: EnvSource = env
+        elif reward is not None:
+            self.env = single_turn_source(reward, {} if env_arguments is None else env_arguments)
         else:
             self.env = EnvSource(env, {} if env_arguments is None else env_arguments)
         self.config = EngineConfig(
