@@ -84,6 +84,22 @@ RECIPES: dict[str, dict[str, Any]] = {
         "grad_clip_norm": 1.0,
     },
     "calculator": TEXT_RECIPE,
+    "arithmetic": {
+        "steps": 900,
+        "advantage": "group_std",
+        "lr": 6e-4,
+        "lr_warmup": 10,
+        "lr_floor": 0.1,
+        "grad_clip_norm": 1.0,
+    },
+    "search": {
+        "steps": 300,
+        "advantage": "group_std",
+        "lr": 1e-3,
+        "lr_warmup": 10,
+        "lr_floor": 0.1,
+        "grad_clip_norm": 1.0,
+    },
 }
 
 

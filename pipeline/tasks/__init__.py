@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.chat.format import ChatFormat
-from pipeline.tasks import calculator, guess
+from pipeline.tasks import arithmetic, calculator, guess, search, search_world
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +62,25 @@ TASKS: dict[str, Task] = {
                     "tool_output_tokens": calculator.TOOL_OUTPUT_TOKENS,
                 }
             },
+        ),
+        Task(
+            name="arithmetic",
+            environment=f"{arithmetic.__name__}:{arithmetic.Arithmetic.__qualname__}",
+            speaks=("tiny", "text"),
+            chat_format=arithmetic.chat_format,
+            train_rows=arithmetic.train_rows,
+            holdout_rows=arithmetic.holdout_rows,
+            budget={"tiny": arithmetic.TINY_BUDGET, "text": arithmetic.TEXT_BUDGET},
+        ),
+        Task(
+            name="search",
+            environment=f"{search.__name__}:{search.Search.__qualname__}",
+            speaks=("tiny", "text"),
+            chat_format=search.chat_format,
+            train_rows=search_world.train_rows,
+            holdout_rows=search_world.holdout_rows,
+            options={"latency": LATENCY},
+            budget={"tiny": search.TINY_BUDGET, "text": search.TEXT_BUDGET},
         ),
     )
 }

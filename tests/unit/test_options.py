@@ -233,9 +233,11 @@ def test_help_lists_every_option_with_default_and_meaning():
 def test_a_default_that_tasks_change_is_shown_beside_the_general_one():
     shown = {name: OPTIONS[name].default_text() for name in ("max_turns", "max_context_tokens", "steps", "concurrency")}
     assert shown == {
-        "max_turns": "8, calculator 4",
-        "max_context_tokens": "guess 64, calculator 1536, own 4096",
-        "steps": "guess 900, calculator 200, own 200",
+        "max_turns": "8, calculator 4, arithmetic 2, arithmetic in text 2, search in text 6",
+        "max_context_tokens": "guess 64, calculator 1536, arithmetic 16, search 64, arithmetic in text 512, "
+        "search in text 1536, own 4096",
+        "steps": "guess 900, calculator 200, arithmetic 900, search 300, arithmetic in text 200, search in text 200, "
+        "own 200",
         "concurrency": "async 192, sync 64",
     }
 
