@@ -6,7 +6,7 @@ from statistics import mean
 import pytest
 from played_tasks import play
 
-from pipeline.environments.process import load_env_class
+from pipeline.environments.load import load_env_class
 from pipeline.errors import ConfigError
 from pipeline.tasks import TASKS, arithmetic
 from pipeline.tasks.arithmetic import NUMBERS, Arithmetic

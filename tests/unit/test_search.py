@@ -7,7 +7,7 @@ import pytest
 from played_tasks import call, play, told
 
 from pipeline.env import as_messages
-from pipeline.environments.process import load_env_class
+from pipeline.environments.load import load_env_class
 from pipeline.errors import ConfigError
 from pipeline.tasks import TASKS, search, search_world
 from pipeline.tasks.search import EXAMPLES, TINY_NAMES, Search, final_name, question_of
