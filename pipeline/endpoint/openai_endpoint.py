@@ -13,6 +13,8 @@ from pipeline.endpoint.chat_request import Served
 from pipeline.endpoint.sessions import TOKEN_BYTES, Sessions
 from pipeline.environments.source import EnvSource
 from pipeline.errors import ConfigError, ConfigTypeError
+from workers.errors import ImportPathError
+from workers.import_path import split_path
 
 if TYPE_CHECKING:
     from pipeline.endpoint.server import EndpointServer
@@ -57,11 +59,7 @@ class OpenAIEndpoint(EnvSource):
         if agent is None:
             self.parts, self.is_mix = {}, False
         else:
-            if not all(agent.rpartition(":")[::2]):
-                raise ConfigError(
-                    f"OpenAIEndpoint.agent is {shown(agent)}; name it as module:function, for example my_agents:solve."
-                )
-            super().__init__(AGENT_ENV, {"agent": agent})
+            super().__init__(AGENT_ENV, {"agent": _full_path(agent)})
         self.agent = agent
         self.port = port
         check_integer(self, "port", minimum=0, maximum=65535, unit="the ports of this machine (0: any that is free)")
@@ -85,7 +83,7 @@ class OpenAIEndpoint(EnvSource):
     @property
     def url(self) -> str | None:
         """Where `POST /rollouts` goes, while a run is under way."""
-        return None if self._server is None else self._server.url
+        return None if self._server is None or self._server.is_over else self._server.url
 
     def check(self, budget: Budget) -> None:
         """Raise ConfigError for limits that have no meaning where an agent says what the model reads."""
@@ -122,3 +120,17 @@ class OpenAIEndpoint(EnvSource):
         await server.start()
         self._server = server
         return server
+
+
+def _full_path(agent: str) -> str:
+    """The agent's import path as a process in any directory understands it."""
+    try:
+        place, name = split_path(agent, "agent", "my_agents:solve")
+    except ImportPathError as error:
+        raise ConfigError(str(error)) from error
+    if place == "__main__":
+        raise ConfigError(
+            f"The agent is {agent!r}, but no other process can import the script itself; put the function into a "
+            "module of its own."
+        )
+    return f"{place}:{name}"

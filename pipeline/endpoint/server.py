@@ -86,6 +86,11 @@ class EndpointServer:
         }
 
     @property
+    def is_over(self) -> bool:
+        """Whether its run has ended."""
+        return self._ended.done()
+
+    @property
     def url(self) -> str:
         return f"http://{HOST}:{self._socket.getsockname()[1]}"
 

@@ -1,0 +1,247 @@
+"""Agents written elsewhere, on real processes and through OpenAI's own client: what is trained is what they were given."""
+
+import asyncio
+import json
+import socket
+from itertools import groupby
+
+import agents
+import aiohttp
+import pytest
+from openai import APIError, AsyncOpenAI, AuthenticationError
+from running import audit
+
+import pipeline as rl
+from pipeline.chat.format import ParsedTurn
+from pipeline.chat.model_chat import load_chat
+from tests.small_models import write_small_model
+
+SECONDS = 60.0
+ENTROPY = 0.01  # a gradient for a model whose rewards are all equal
+QUESTIONS = ("What is twelve plus thirty?", "Where is it?")
+
+
+class CallingChat:
+    """A model's own chat format, but each turn that begins with an even id is read as a call: random weights make none
+    of their own.
+    """
+
+    def __init__(self, chat):
+        self._chat = chat
+
+    def __getattr__(self, name):
+        return getattr(self._chat, name)
+
+    def parse_turn(self, turn_ids):
+        text, _ = self._chat.parse_turn(turn_ids)
+        if turn_ids[0] % 2:
+            return ParsedTurn(text, [])
+        return ParsedTurn("", [{"name": "look", "arguments": {"where": text}, "error": None}])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    directory = write_small_model(tmp_path_factory.mktemp("model"))
+    with rl.Supervisor(directory, chat=CallingChat(load_chat(directory)), device="cpu", check_weights=True) as made:
+        yield made
+
+
+def rows(directory, *questions):
+    return [
+        {"question": question, "directory": str(directory), "name": str(index)}
+        for index, question in enumerate(questions or QUESTIONS)
+    ]
+
+
+def trainer(model, run_dir, endpoint, trained=None, *, budget=None, concurrency=4, **options):
+    """trained: a list that gets every trajectory that is trained."""
+    engine = rl.RolloutEngine(
+        model,
+        env=endpoint,
+        schedule=rl.Schedule(concurrency=concurrency),
+        budget=budget or rl.Budget(max_context_tokens=2048),
+    )
+    defaults = {"groups_per_step": 1, "group_size": 2, "max_staleness": 1}
+    return rl.AsyncTrainer(
+        engine=engine,
+        run_dir=str(run_dir),
+        optimizer=rl.Adam(lr=1e-3),
+        loss=rl.CISPO(normalize="token"),
+        completion=rl.GroupCompletion(mode="wait"),
+        entropy_coefficient=ENTROPY,
+        validate_batch=None if trained is None else lambda batch, metrics: trained.extend(batch),
+        **(defaults | options),
+    )
+
+
+async def steps_of(made, rows, steps):
+    return [step async for step in made.run(rows, steps)]
+
+
+def given(directory):
+    """What each rollout's client was given."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in directory.glob("*.json")]
+
+
+def sampled(trajectory):
+    """A trajectory's turns in order, each as its client must have been given it."""
+    found = []
+    for (kind, _), spans in groupby(enumerate(trajectory.spans), lambda item: (item[1].kind, item[1].run)):
+        spans = list(spans)
+        if kind == "generated":
+            first, run = spans[0][0], spans[0][1].run
+            context = [token for span in trajectory.spans[:first] if span.run == run for token in span.tokens]
+            found.append(
+                {
+                    "ids": [token for _, span in spans for token in span.tokens],
+                    "logprobs": [logprob for _, span in spans for logprob in span.logprobs],
+                    "prompt_tokens": len(context),
+                }
+            )
+    return found
+
+
+def by_ids(rollouts):
+    return sorted(rollouts, key=json.dumps)
+
+
+# --- a harness of the user's own -------------------------------------------------------------------------------------
+
+
+class Harness:
+    """Two rollouts at a time, until the run ends. `refused` has what else it tried, with the wrong tokens."""
+
+    def __init__(self, endpoint, tries=False):
+        self.endpoint = endpoint
+        self.tries = tries
+        self.offers = []
+        self.refused = []
+        self.requests = 0
+        self.last = None  # how the run's end was told
+
+    async def run(self):
+        async with asyncio.timeout(SECONDS):
+            while self.endpoint.url is None:
+                await asyncio.sleep(0.01)
+        async with aiohttp.ClientSession() as self.http:
+            await asyncio.gather(self.work(), self.work())
+
+    async def work(self):
+        while (offer := await self.take()) is not None:
+            self.offers.append(offer)
+            if self.tries:
+                await self.try_others_tokens(offer)
+            outcome = await agents.converse(
+                offer["row"], offer["base_url"], offer["api_key"], streams=offer["rollout"] % 2 == 0
+            )
+            self.requests += 3
+            assert await self.post(offer["base_url"] + "/reward", offer["api_key"], outcome) == (200, {"ok": True})
+            if self.tries:
+                await self.try_again(offer, outcome)
+
+    async def take(self):
+        status, offer = await self.post(self.endpoint.url + "/rollouts", self.endpoint.api_key, {"wait_seconds": 60})
+        if status == 503:
+            self.last = offer["error"]
+            return None
+        assert status == 200, offer
+        return offer
+
+    async def post(self, url, token, body):
+        self.requests += 1
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        async with self.http.post(url, json=body, headers=headers) as response:
+            return response.status, await response.json()
+
+    async def refuse(self, url, token, body, *wanted):
+        status, answer = await self.post(url, token, body)
+        self.refused.append((status, answer["error"]["code"]))
+        assert self.refused[-1] == wanted, answer
+
+    async def try_others_tokens(self, offer):
+        """Of nobody, of the endpoint, none at all; and the rollout's token where the key belongs."""
+        for token in (offer["api_key"][:-1], self.endpoint.api_key, None):
+            for path in ("/chat/completions", "/reward"):
+                await self.refuse(offer["base_url"] + path, token, {"reward": 9}, 401, "invalid_api_key")
+        await self.refuse(self.endpoint.url + "/rollouts", offer["api_key"], {}, 401, "invalid_api_key")
+        async with AsyncOpenAI(base_url=offer["base_url"], api_key="wrong") as client:
+            with pytest.raises(AuthenticationError, match="no rollout of this run"):
+                await agents.ask(client, None, [agents.user("?")])
+        self.requests += 1
+        self.refused.append((401, "invalid_api_key"))
+
+    async def try_again(self, offer, outcome):
+        """With what is spent."""
+        await self.refuse(offer["base_url"] + "/reward", offer["api_key"], outcome, 409, "rollout_ended")
+        await self.refuse(offer["base_url"] + "/chat/completions", offer["api_key"], {}, 401, "token_spent")
+
+
+def test_what_is_trained_is_what_a_harness_was_given(model, tmp_path):
+    endpoint, trained = rl.OpenAIEndpoint(), []
+    made = trainer(model, tmp_path / "run", endpoint, trained, max_staleness=0)
+    harness = Harness(endpoint, tries=True)
+
+    async def whole():
+        working = asyncio.ensure_future(harness.run())
+        steps = await steps_of(made, rows(tmp_path), 2)
+        await asyncio.wait_for(working, SECONDS)
+        return steps
+
+    steps = asyncio.run(whole())
+    assert len(trained) == len(harness.offers) == 4
+    notes = given(tmp_path)
+    assert by_ids(map(sampled, trained)) == by_ids(notes), "ids, log-probs and lengths of contexts, of every answer"
+    assert all(len(answers) == 3 for answers in notes)
+    assert {span.kind for one in trained for span in one.spans} == {"prompt", "generated", "framing"}
+    assert all(one.run == 0 for one in trained), "each conversation went on: it is one row"
+    assert any(one.metrics["calls"] for one in trained), "the model has called tools"
+    for step in steps:
+        assert step.metrics["mismatch/max_abs_logprob"] < 1e-4
+    assert sum(step.metrics["rollout/calls"] for step in steps) == sum(one.metrics["calls"] for one in trained)
+    # Every request is counted, and every refused one; the last ones came when no step followed.
+    assert {offer["trajectory"] for offer in harness.offers} == {"0.0", "0.1", "1.0", "1.1"}
+    assert len(harness.refused) == 4 * 10
+    refused = sum(step.metrics["endpoint/refused"] for step in steps)
+    requests = sum(step.metrics["endpoint/requests"] for step in steps)
+    assert len(harness.refused) - 2 * 2 <= refused <= len(harness.refused)
+    assert refused < requests <= harness.requests
+    assert harness.last["code"] == "run_ended" and audit(tmp_path / "run") == 0
+    logs = "".join(path.read_text(errors="replace") for path in (tmp_path / "run").rglob("*") if path.is_file())
+    assert not [token for offer in harness.offers for token in (offer["api_key"], endpoint.api_key) if token in logs]
+    assert not (tmp_path / "run" / "endpoint.json").exists()
+
+
+def test_the_end_of_a_run_is_told_to_who_waits_and_closes_the_port(model, tmp_path):
+    endpoint = rl.OpenAIEndpoint(api_key="a-key-of-the-users-own", model_name="mine")
+    made = trainer(model, tmp_path / "run", endpoint, concurrency=1)
+
+    async def whole():
+        harness = Harness(endpoint)
+        training = asyncio.ensure_future(steps_of(made, rows(tmp_path), 1))
+        async with asyncio.timeout(SECONDS), aiohttp.ClientSession() as harness.http:
+            while endpoint.url is None:
+                await asyncio.sleep(0.01)
+            address = json.loads((tmp_path / "run" / "endpoint.json").read_text())
+            assert address == {"url": endpoint.url, "api_key": "a-key-of-the-users-own", "model": "mine"}
+            offer = await harness.take()
+            assert offer["model"] == "mine"
+            leases = model._run.ledger
+            assert all(leases.read_lease(slot) == 0 for slot in range(model._run.spec.num_slots)), (
+                "it has asked nothing"
+            )
+            waits = asyncio.ensure_future(harness.take())
+            await asyncio.sleep(0.1)
+            async with AsyncOpenAI(base_url=offer["base_url"], api_key=offer["api_key"], max_retries=0) as client:
+                assert [one.id async for one in client.models.list()] == ["mine"]
+                made.request_stop()
+                await waits
+                assert harness.last["message"] == "The run has ended." and harness.last["code"] == "run_ended"
+                with pytest.raises(APIError):
+                    await client.models.list()
+            assert await training == [] and made.stopped
+            port = int(offer["base_url"].split(":")[-1].removesuffix("/v1"))
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port)).close()
+        assert endpoint.url is None
+
+    asyncio.run(whole())
