@@ -1,4 +1,4 @@
-"""Agents written elsewhere, on real processes and through OpenAI's own client: what is trained is what they were given."""
+"""Agents written elsewhere, on real processes, through OpenAI's client: what is trained is what they were given."""
 
 import asyncio
 import json
@@ -225,10 +225,8 @@ def test_the_end_of_a_run_is_told_to_who_waits_and_closes_the_port(model, tmp_pa
             assert address == {"url": endpoint.url, "api_key": "a-key-of-the-users-own", "model": "mine"}
             offer = await harness.take()
             assert offer["model"] == "mine"
-            leases = model._run.ledger
-            assert all(leases.read_lease(slot) == 0 for slot in range(model._run.spec.num_slots)), (
-                "it has asked nothing"
-            )
+            ledger, num_slots = model._run.ledger, model._run.spec.num_slots
+            assert not any(ledger.read_lease(slot) for slot in range(num_slots)), "it has asked for nothing"
             waits = asyncio.ensure_future(harness.take())
             await asyncio.sleep(0.1)
             async with AsyncOpenAI(base_url=offer["base_url"], api_key=offer["api_key"], max_retries=0) as client:
