@@ -22,6 +22,7 @@ from pipeline.config import (
 from pipeline.data.load_rows import load_rows
 from pipeline.endpoint.openai_endpoint import OpenAIEndpoint
 from pipeline.env import Env, ToolCall, TrajectoryView, Turn, TurnResult, tool
+from pipeline.environments.probe import env_rows
 from pipeline.environments.single_turn import SingleTurn
 from pipeline.environments.source import EnvSource
 from pipeline.errors import ConfigError, ConfigTypeError, InfrastructureError, RunError, TrajectoryError
@@ -85,6 +86,7 @@ __all__ = [
     "WorkerDied",
     "__version__",
     "cosine",
+    "env_rows",
     "load_rows",
     "run",
     "tool",

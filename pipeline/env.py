@@ -17,7 +17,7 @@ trajectories there, so let waiting be `async` (plain *tools* run in threads). Th
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -175,6 +175,13 @@ class Env:
     wrap_up: Sequence[ChatMessage] | str = WRAP_UP  # asks for the final answer (`Budget.final_answer_reserve`)
     recovery: str = "drop"  # what a resumed run does with an unfinished trajectory; "drop" starts it again
     rng: random.Random  # seeded per trajectory before `reset`: use it for all that is random, to be reproducible
+
+    @classmethod
+    def rows(cls, seed: int, /, **arguments: Any) -> Iterable[dict[str, Any]] | None:
+        """The rows that the environment brings along, plain values; `arguments` are those that instances are made with.
+        None: rows come from data. It is asked once, before the run, in a process of its own.
+        """
+        return None
 
     def reset(self, row: dict[str, Any]) -> Sequence[ChatMessage] | str:
         """The first messages (a string: one user message) for a dataset row."""

@@ -138,13 +138,13 @@ def _why(failure: BaseException, place: str) -> str:
                 f"there is no module {failure.name} in {os.getcwd()}, on Python's search path or among the installed "
                 "packages. Correct the name, or name the file, as path/to/file.py:name."
             )
-        return f"{_where(failure)}it needs the module {failure.name}, which is not installed. Install it."
+        return f"{failing_line(failure)}it needs the module {failure.name}, which is not installed. Install it."
     said = f"{type(failure).__name__}: {said}" if said else type(failure).__name__
-    return f"{_where(failure)}{said}. It must import without errors in a process of its own."
+    return f"{failing_line(failure)}{said}. It must import without errors in a process of its own."
 
 
-def _where(failure: BaseException) -> str:
-    """`file line n: ` of the innermost line of the user's own, else of the innermost one."""
+def failing_line(failure: BaseException) -> str:
+    """`file line n: ` of the innermost line of the user's own that it passed, else of the innermost one."""
     frames = [
         frame
         for frame in traceback.extract_tb(failure.__traceback__)

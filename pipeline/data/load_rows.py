@@ -16,6 +16,7 @@ from pipeline.data.data_file import check_file
 from pipeline.data.dataset import MAX_DEPTH, unplain_field
 from pipeline.data.json_rows import read_json, read_json_lines
 from pipeline.data.row_fields import RowFields
+from pipeline.environments.probe import call_rows
 from pipeline.errors import ConfigError, ConfigTypeError
 
 Reader = Callable[[BadRows], Iterator[tuple[int | str, Any]]]  # (place, row) of each row; bad ones are told to BadRows
@@ -98,7 +99,8 @@ def load_rows(
 
 
 def _call(name: str, bad: BadRows) -> Iterator[tuple[int, Any]]:
-    raise ConfigError(f"{name}: rows from a function aren't built yet; save them in a file.")
+    """By a process of its own, which has found them plain."""
+    return enumerate(call_rows(name), start=1)
 
 
 def open_source(path: str | os.PathLike[str]) -> Source:

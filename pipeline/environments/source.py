@@ -171,18 +171,18 @@ def _part(env: Any, arguments: Mapping[str, Any], which: str) -> EnvPart:
         if argument in arguments:
             raise ConfigError(f"env{which} is {env!r}, and env_arguments names {argument!r} again; leave it out there.")
         return EnvPart(path, None, {argument: name} | arguments)
-    return EnvPart(_checked_path(env, "environment", EXAMPLE), None, arguments)
+    return EnvPart(checked_path(env, "environment", EXAMPLE), None, arguments)
 
 
 def _reward_for_others(reward: Any) -> Any:
     """The path of a reward function; the function itself if no other process can import it."""
     if isinstance(reward, str):
-        return _checked_path(reward, "reward", "my_rewards:exact")
+        return checked_path(reward, "reward", "my_rewards:exact")
     check_reward(reward, shown(reward))
     return import_path_of(reward) or reward
 
 
-def _checked_path(path: str, what: str, example: str) -> str:
+def checked_path(path: str, what: str, example: str) -> str:
     """The path, that of a file made absolute; nothing is imported."""
     try:
         place, name = split_path(path, what, example)

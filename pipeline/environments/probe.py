@@ -1,0 +1,145 @@
+"""What users' code says of itself, asked in a process of its own before any worker starts.
+
+The process (`probe_process.py`) imports the code, makes an instance, and answers with plain values: msgpack in a
+memory file, bounded, nothing of it ever unpickled. It has a session of its own and dies with this one; what users' code
+prints goes to stderr. So a mistake in it costs a second and no model is loaded, and whatever it does while being
+imported, it does elsewhere.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from typing import Any, NamedTuple
+
+import msgpack
+
+from pipeline.environments.description import MAX_ANSWER_BYTES, describe
+from pipeline.environments.source import EnvSource, checked_path
+from pipeline.errors import ConfigError, ConfigTypeError, RunError
+from shm.errors import HeadwayError
+from workers.import_path import search_path
+from workers.process import ROOT
+
+MODULE = "pipeline.environments.probe_process"
+TIMEOUT = 600.0  # seconds; rows of some puzzles take long to make
+
+_ERRORS: dict[str, type[HeadwayError]] = {cls.__name__: cls for cls in (ConfigError, ConfigTypeError, RunError)}
+
+
+class EnvDescription(NamedTuple):
+    """What an environment says of itself: its class's name, its tools' names, what its unfinished trajectories may be
+    gone on with, and the rows that it brings along (None: they come from data).
+    """
+
+    name: str
+    tools: list[str]
+    recovery: str
+    rows: list[dict[str, Any]] | None
+
+
+def describe_environments(source: EnvSource, *, seed: int = 0, timeout: float = TIMEOUT) -> dict[str, EnvDescription]:
+    """Of each environment of the source, by name ("" if it isn't a mix): imported, and an instance made.
+
+    seed: of the rows. Raises ConfigError or ConfigTypeError for what can't be imported or made, RunError when that
+    takes longer than `timeout` seconds or ends the process.
+    """
+    parts = source.parts
+    if source.runs_in_thread:  # no other process can import it, and it is in this one already
+        makers, _ = source.load_makers()
+        found = {
+            name: describe(maker.func, parts[name].arguments, seed)
+            for name, maker in (makers.items() if source.is_mix else [("", makers)])
+        }
+    else:
+        asked = {name: [part.path, part.arguments] for name, part in parts.items()}
+        what = ", ".join(str(part.path) for part in parts.values())
+        found = _ask({"environments": asked, "seed": seed}, f"The environment {what}", timeout)
+    return {name: EnvDescription(**answer) for name, answer in found.items()}
+
+
+def describe_environment(source: EnvSource, *, seed: int = 0, timeout: float = TIMEOUT) -> EnvDescription:
+    """The same of a source that isn't a mix."""
+    (description,) = describe_environments(source, seed=seed, timeout=timeout).values()
+    return description
+
+
+def env_rows(env: Any, env_arguments: dict[str, Any] | None = None, *, seed: int = 0) -> list[dict[str, Any]]:
+    """The rows that an environment brings along, such as those of `reasoning_gym:chain_sum`. env and env_arguments as
+    `RolloutEngine` takes them. Raises ConfigError if its rows come from data.
+    """
+    source = EnvSource(env, {} if env_arguments is None else env_arguments)
+    rows: list[dict[str, Any]] = []
+    for name, found in describe_environments(source, seed=seed).items():
+        if found.rows is None:
+            raise ConfigError(
+                f"The environment {found.name} brings no rows along: they come from data. Load them with rl.load_rows."
+            )
+        rows += [row | {"environment": name} for row in found.rows] if source.is_mix else found.rows
+    return rows
+
+
+def call_rows(path: str, *, timeout: float = TIMEOUT) -> list[dict[str, Any]]:
+    """The rows that the function at `module:function` or `path/to/file.py:function` gives, called without arguments.
+    Raises as `describe_environments` does.
+    """
+    path = checked_path(path, "data", "my_data:rows")
+    return _ask({"rows": path}, f"The data {path}", timeout)
+
+
+def _ask(question: dict[str, Any], what: str, timeout: float) -> Any:
+    python_path = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))
+    asked, answer = os.memfd_create("headway-question"), os.memfd_create("headway-answer")
+    try:
+        with open(asked, "wb", closefd=False) as file:
+            file.write(msgpack.packb(question | {"sys_path": search_path()}))
+        os.lseek(asked, 0, os.SEEK_SET)
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", MODULE, str(os.getpid()), str(answer)],
+            stdin=asked,
+            stdout=2,  # nothing that users' code prints may be taken for our output
+            pass_fds=[answer],
+            start_new_session=True,
+            env=os.environ | {"PYTHONPATH": python_path},
+        )
+        status = _wait(process, timeout)
+        if status is None:
+            raise RunError(
+                f"{what} has not come up within {timeout:g} s: importing it, or making an instance or its rows, takes "
+                "too long. See what it waits for, or make less at the start."
+            )
+        return _read(answer, what, status)
+    finally:
+        os.close(asked)
+        os.close(answer)
+
+
+def _wait(process: subprocess.Popen, timeout: float) -> int | None:
+    """Its exit status, or None after `timeout` seconds; it and whatever users' code has started in its session are gone
+    then.
+    """
+    pidfd = os.pidfd_open(process.pid)
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        ended = poll.poll(timeout * 1000)
+    finally:
+        os.close(pidfd)
+        os.killpg(process.pid, signal.SIGKILL)  # it isn't reaped yet, so that the number is still its session's
+        status = process.wait()
+    return status if ended else None
+
+
+def _read(file: int, what: str, status: int) -> Any:
+    """The answer: its value, or the error that it tells of."""
+    size = os.fstat(file).st_size
+    if status != 0 or not 0 < size <= MAX_ANSWER_BYTES:
+        ended = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        raise RunError(
+            f"{what} can't be used: the process that imports it {ended} before it had answered. What it said is above."
+        )
+    answer = msgpack.unpackb(os.pread(file, size, 0), strict_map_key=False)
+    if "error" in answer:
+        raise _ERRORS[answer["kind"]](answer["error"])
+    return answer["found"]
