@@ -20,6 +20,8 @@ from pipeline.config import (
     cosine,
 )
 from pipeline.data.load_rows import load_rows
+from pipeline.data.mixed_rows import mix_rows
+from pipeline.data.split_rows import split_rows
 from pipeline.endpoint.openai_endpoint import OpenAIEndpoint
 from pipeline.env import Env, ToolCall, TrajectoryView, Turn, TurnResult, tool
 from pipeline.environments.probe import env_rows
@@ -88,6 +90,8 @@ __all__ = [
     "cosine",
     "env_rows",
     "load_rows",
+    "mix_rows",
     "run",
+    "split_rows",
     "tool",
 ]

@@ -33,7 +33,7 @@ FIELDS: dict[str, str] = {
     "checkpoint": "version path seconds",
     "end": "status steps admitted consumed filtered failed outstanding",
 }
-OPTIONAL: dict[str, str] = {"run": "resumed", "batch": "members"}
+OPTIONAL: dict[str, str] = {"run": "resumed", "admitted": "id", "batch": "members"}
 
 FLUSH_SECONDS = 1.0  # events that are older go to the system with the next one
 

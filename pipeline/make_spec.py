@@ -1,9 +1,11 @@
 """From the user's configs to the plain values that a run's schedule and its processes are told."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from pipeline.config import Budget
+from pipeline.data.mixed_rows import MixedRows, order_of
 from pipeline.errors import ConfigError
 from pipeline.evaluation.evaluator import evaluation_concurrency
 from pipeline.losses import loss_record
@@ -18,15 +20,23 @@ from pipeline.trainer_config import EngineConfig, TrainerConfig
 MAX_CHARS_PER_TOKEN = 256  # no token of a common vocabulary is longer: a text cut there still has too many tokens
 
 
-def make_rules(config: TrainerConfig, *, num_rows: int, steps: int) -> ScheduleRules:
-    """For `steps` batches of a dataset of `num_rows` rows, which `config.check_run` has let through."""
+def make_rules(config: TrainerConfig, *, rows: Sequence[dict[str, Any]], steps: int) -> ScheduleRules:
+    """For `steps` batches of `rows`, which `config.check_run` has let through. Raises ConfigError for a mix that would
+    have to end.
+    """
     schedule = config.engine.schedule
+    if isinstance(rows, MixedRows) and not config.repeat_dataset:
+        raise ConfigError(
+            "AsyncTrainer.repeat_dataset is False, but the rows are a mix, whose parts go round on their own and do "
+            "not end together; set it to True, or train on one dataset."
+        )
     return ScheduleRules(
         groups_per_step=config.groups_per_step,
         group_size=config.group_size,
         max_staleness=config.max_staleness,
         steps=steps,
-        num_rows=num_rows,
+        num_rows=len(rows),
+        row_order=order_of(rows, seed=config.engine.seed if config.shuffle else None),
         stale_policy=config.stale_policy,
         admit_ahead=schedule.admit_ahead,
         oversample_factor=schedule.oversample_factor,

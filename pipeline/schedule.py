@@ -18,11 +18,12 @@ since no more than T <= (1 + K)·G are ever owed and a full batch takes G of the
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from math import ceil
 from typing import Literal
 
+from pipeline.data.row_order import RowOrder
 from pipeline.errors import ConfigError, RunError
 from shm.gate import first_blocker, fits
 
@@ -36,7 +37,9 @@ class ScheduleError(RunError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleRules:
-    """All that the schedule depends on. `num_rows`: rows of the dataset, taken in order and again from the start."""
+    """All that the schedule depends on. `num_rows`: rows of the dataset; `row_order`: in which order they are admitted
+    (None: as they are, and again from the start).
+    """
 
     groups_per_step: int
     group_size: int
@@ -49,6 +52,7 @@ class ScheduleRules:
     batch_order: Literal["completion", "admission"] = "completion"
     repeat_dataset: bool = True
     carry_over: bool = False  # groups arrive in parts, and a batch counts trajectories
+    row_order: RowOrder | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         counts = (self.groups_per_step, self.group_size, self.steps, self.num_rows)
@@ -63,6 +67,8 @@ class ScheduleRules:
             )
         if self.stale_policy == "wait" and self.carry_over:
             raise ConfigError("stale_policy 'wait' trains whole groups; carry_over needs 'keep' or 'mask_span'.")
+        if self.row_order is not None and sum(self.row_order.sizes) != self.num_rows:
+            raise ScheduleError(f"The order is one of {sum(self.row_order.sizes)} rows, not of {self.num_rows}.")
         if self.steps > ceil(self.total / self.groups_per_step):
             raise ConfigError(
                 f"{self.num_rows} rows, each used once, fill fewer than {self.steps} batches of {self.groups_per_step} "
@@ -121,6 +127,7 @@ class Scheduler:
 
     def __init__(self, rules: ScheduleRules) -> None:
         self.rules = rules
+        self._order = rules.row_order or RowOrder([rules.num_rows])
         self.version = 0
         self.batches = 0
         self.admitted = 0  # groups so far
@@ -173,7 +180,8 @@ class Scheduler:
 
     def _admit_until(self, limit: int) -> list[Admission]:
         rules = self.rules
-        admissions = [Admission(group, group % rules.num_rows, self.version) for group in range(self.admitted, limit)]
+        new = range(self.admitted, limit)
+        admissions = [Admission(group, self._order.row(group), self.version) for group in new]
         for admission in admissions:
             self._unfinished[admission.group] = set()
             if rules.stale_policy == "wait":

@@ -101,7 +101,7 @@ class AsyncTrainer:
         starts, and RunError, WorkerDied or TrajectoryError when the run can't go on.
         """
         rows = self._training_rows(rows)
-        spec, rules = self._check(len(rows), steps)
+        spec, rules = self._check(rows, steps)
         source = self.engine.model.source
         files = _model_files(spec, source)
         require_room(self.run_dir or "runs", spec.model)
@@ -145,7 +145,7 @@ class AsyncTrainer:
 
     def check(self, rows: Sequence[dict[str, Any]], steps: int) -> None:
         """Raise ConfigError for what `run` would refuse; starts nothing and writes nothing."""
-        self._check(len(self._training_rows(rows)), steps)
+        self._check(self._training_rows(rows), steps)
 
     def request_stop(self) -> None:
         """End the run after the update that has begun; from a signal handler or another task of the run's loop."""
@@ -195,11 +195,11 @@ class AsyncTrainer:
             description["evaluator"] = self._evaluator.describe()
         return description
 
-    def _check(self, num_rows: int, steps: int) -> tuple[RunSpec, ScheduleRules]:
+    def _check(self, rows: Sequence[dict[str, Any]], steps: int) -> tuple[RunSpec, ScheduleRules]:
         for env_class in self.engine.env.env_classes:
             refuse_unbuilt_env(env_class)
-        self.config.check_run(dataset_rows=num_rows, steps=steps)
-        rules = make_rules(self.config, num_rows=num_rows, steps=steps)
+        self.config.check_run(dataset_rows=len(rows), steps=steps)
+        rules = make_rules(self.config, rows=rows, steps=steps)
         return make_spec(self.engine.model, self.config, evaluates=self._evaluator is not None), rules
 
     def _open_results(self, directory: Path) -> AbstractContextManager[JsonLines | None]:

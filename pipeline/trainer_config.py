@@ -104,6 +104,9 @@ class TrainerConfig:
     truncation: Truncation = field(default_factory=Truncation)
     forward_backward_batch: str | ForwardBackwardBatch = "auto"
     repeat_dataset: bool = option(True, "go through the rows again when they are used up; false: end with them")
+    shuffle: bool = option(
+        False, "take the rows in a new random order, by seed, each time round; false: in order, again and again"
+    )
     batch_order: str = option(
         "completion", "train the oldest groups that are ready (completion), or the oldest (admission)"
     )
@@ -133,7 +136,7 @@ class TrainerConfig:
         check_choice(self, "batch_order", BATCH_ORDERS)
         check_choice(self, "on_failure", FAILURE_POLICIES)
         check_choice(self, "zero_variance", ZERO_VARIANCE_POLICIES)
-        for flag in ("repeat_dataset", "allow_trajectory_loss", "allow_unbounded_staleness"):
+        for flag in ("repeat_dataset", "shuffle", "allow_trajectory_loss", "allow_unbounded_staleness"):
             check_flag(self, flag)
         self._check_sampling()
         self._check_staleness()

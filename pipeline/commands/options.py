@@ -81,6 +81,7 @@ EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
             "stale_policy",
             "batch_order",
             "repeat_dataset",
+            "shuffle",
             "on_failure",
             "zero_variance",
             "allow_trajectory_loss",

@@ -6,6 +6,7 @@ from typing import Any
 import msgpack
 
 from pipeline.config_checks import shown
+from pipeline.data.mixed_rows import MixedRows, keep_rows
 from pipeline.errors import ConfigTypeError
 
 ENVIRONMENT_KEY = "environment"  # of a row of a mix: the name of the environment that it is for
@@ -47,10 +48,14 @@ def row_id(row: dict[str, Any]) -> str | int | None:
     return found if isinstance(found, str | int) and not isinstance(found, bool) else None
 
 
-def without_holdout(rows: Sequence[dict[str, Any]], holdout: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """rows, in order, but those whose content equals that of a held-out row. Both must have passed `check_rows`."""
+def without_holdout(
+    rows: Sequence[dict[str, Any]], holdout: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]] | MixedRows:
+    """rows, in order, but those whose content equals that of a held-out row; of a mix a mix. Both must have passed
+    `check_rows`. Raises ConfigError when a part of a mix has none left.
+    """
     held_out = {_content(row) for row in holdout}
-    return [row for row in rows if _content(row) not in held_out]
+    return keep_rows(rows, lambda row: _content(row) not in held_out)
 
 
 def _content(value: Any) -> Any:

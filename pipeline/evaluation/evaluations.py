@@ -8,12 +8,14 @@ equal terms.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
 from pipeline.chat.format import ChatFormat
+from pipeline.data.dataset import row_id
 from pipeline.errors import RunError, TrajectoryError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator, evaluation_concurrency
 from pipeline.json_lines import JsonLines
@@ -160,7 +162,8 @@ class Evaluations:
         try:
             trajectories = await self._roll_out(version, group_size, concurrency)
             seconds = self._clock() - began
-            evaluation = summarize(trajectories, version=called, batch=batch, rows=rows, seconds=seconds)
+            holdout = self._evaluator.holdout
+            evaluation = summarize(trajectories, version=called, batch=batch, rows=holdout, seconds=seconds)
             self._lines.write(asdict(evaluation))
             self._lines.flush()
             status, reward_mean = "completed", evaluation.reward_mean
@@ -216,34 +219,49 @@ class Evaluations:
             ) from error
 
 
-def summarize(trajectories: list[Trajectory], *, version: int, batch: int, rows: int, seconds: float) -> Evaluation:
-    """The measures of at least one trajectory. Raises RunError when nothing was sampled: no number would mean much."""
+def summarize(
+    trajectories: list[Trajectory], *, version: int, batch: int, rows: Sequence[dict], seconds: float
+) -> Evaluation:
+    """The measures of trajectories of each of `rows`. Raises RunError when nothing was sampled: no number would mean
+    much.
+    """
     if not any(one.generated_tokens for one in trajectories):
         raise RunError(
             f"The evaluation of version {version} sampled no token, so there is nothing to measure: "
             f"{why_nothing_was_sampled(trajectories)}"
         )
+    means = _row_means(trajectories)
     rewards = np.sort([one.reward for one in trajectories])  # the order in which they ended must not show in a sum
     return Evaluation(
         version=version,
         batch=batch,
-        rows=rows,
+        rows=len(rows),
         trajectories=len(trajectories),
         reward_mean=float(rewards.mean()),
         reward_std=float(rewards.std()),
-        reward_stderr=_standard_error(trajectories),
+        reward_stderr=_standard_error(list(means.values())),
         generated_tokens_mean=float(np.mean([one.generated_tokens for one in trajectories])),
         truncated_frac=float(np.mean([one.truncated is not None for one in trajectories])),
         seconds=seconds,
+        row_rewards=tuple(_row_reward(row, rows[row], mean) for row, mean in sorted(means.items())),
     )
 
 
-def _standard_error(trajectories: list[Trajectory]) -> float:
-    """Of the mean reward; 0 with a single row."""
+def _row_means(trajectories: list[Trajectory]) -> dict[int, float]:
+    """Row (its index) -> mean reward."""
     by_row: dict[int, list[float]] = {}
     for one in trajectories:
-        by_row.setdefault(one.group, []).append(one.reward)
-    if len(by_row) == 1:
+        by_row.setdefault(one.row, []).append(one.reward)
+    return {row: float(np.mean(np.sort(rewards))) for row, rewards in by_row.items()}
+
+
+def _row_reward(index: int, row: dict, mean: float) -> dict[str, Any]:
+    found = row_id(row)
+    return {"row": index} | ({} if found is None else {"id": found}) | {"reward_mean": mean}
+
+
+def _standard_error(means: list[float]) -> float:
+    """Of the mean reward, by the rows' means; 0 with a single row."""
+    if len(means) == 1:
         return 0.0
-    means = np.sort([np.mean(np.sort(rewards)) for rewards in by_row.values()])
-    return float(means.std(ddof=1) / np.sqrt(len(means)))
+    return float(np.sort(means).std(ddof=1) / np.sqrt(len(means)))

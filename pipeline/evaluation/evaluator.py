@@ -32,6 +32,7 @@ class Evaluation:
     generated_tokens_mean: float
     truncated_frac: float  # share of trajectories that a limit ended
     seconds: float
+    row_rewards: tuple[dict[str, Any], ...] = ()  # in order: "row" (index), "id" if it has one, "reward_mean"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline.chat.format import ChatFormat
 from pipeline.config import GroupCompletion
+from pipeline.data.dataset import row_id
 from pipeline.errors import TrajectoryError
 from pipeline.processes.active_run import ActiveRun
 from pipeline.processes.sampler_client import SegmentResult
@@ -92,6 +93,10 @@ class Rollouts:
             for member in range(self._group_size):
                 heapq.heappush(self._queue, (priority, admission.group, member))
         self._start_queued()
+
+    def row_id(self, row: int) -> str | int | None:
+        """The id of the row of this index, if it has one."""
+        return row_id(self._rows[row])
 
     def doing(self, group: int | None) -> tuple[str | None, str]:
         """(trajectory, what it is doing) of the member of `group` that has furthest to go, for those who wait."""

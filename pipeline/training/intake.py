@@ -85,7 +85,11 @@ class Intake:
     def _start(self, admissions: list[Admission]) -> None:
         self.write_reservations()
         for admission in admissions:
-            self._run.events.log("admitted", group=admission.group, row=admission.row, version=admission.version)
+            found = self._rollouts.row_id(admission.row)
+            named = {} if found is None else {"id": found}
+            self._run.events.log(
+                "admitted", group=admission.group, row=admission.row, version=admission.version, **named
+            )
         self._rollouts.start(admissions)
 
     def _deliver(self, result: Group | GroupFailed) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+from dataclasses import replace
 
 import pytest
 
@@ -86,15 +87,18 @@ def trajectory(reward, tokens, truncated=None):
 
 
 def test_measures_of_an_evaluation():
-    trajectories = [trajectory(1.0, 2), trajectory(0.0, 4, "turns"), trajectory(0.5, 6), trajectory(0.5, 8, "context")]
-    evaluation = summarize(trajectories, version=5, batch=6, rows=2, seconds=1.5)
+    first = [trajectory(1.0, 2), trajectory(0.0, 4, "turns")]
+    second = [trajectory(0.25, 6), trajectory(0.75, 8, "context")]
+    second = [replace(one, group=-2, row=1) for one in second]
+    evaluation = summarize([*second, *first], version=5, batch=6, rows=[{"id": "a"}, {"id": 1.5}], seconds=1.5)
     assert (evaluation.version, evaluation.batch, evaluation.rows, evaluation.trajectories) == (5, 6, 2, 4)
     assert evaluation.reward_mean == 0.5
-    assert evaluation.reward_std == pytest.approx((0.5 / 4) ** 0.5)  # sqrt((0.25 + 0.25 + 0 + 0) / 4)
+    assert evaluation.reward_std == pytest.approx((0.625 / 4) ** 0.5)  # sqrt((0.25 + 0.25 + 0.0625 + 0.0625) / 4)
+    assert evaluation.row_rewards == ({"row": 0, "id": "a", "reward_mean": 0.5}, {"row": 1, "reward_mean": 0.5})
     assert (evaluation.generated_tokens_mean, evaluation.truncated_frac, evaluation.seconds) == (5.0, 0.5, 1.5)
 
 
 def test_an_evaluation_that_sampled_no_token_is_no_result():
     long = Trajectory(-1, 0, 0, [Span("prompt", [1] * 9)], reward=0.0, truncated="context")
     with pytest.raises(rl.RunError, match=r"The evaluation of version 5 sampled no token.*\(9 tokens the longest\)"):
-        summarize([long], version=5, batch=6, rows=1, seconds=1.5)
+        summarize([long], version=5, batch=6, rows=[{}], seconds=1.5)

@@ -25,6 +25,9 @@ class Rollouts:
     def start(self, admissions):
         self.started += [admission.group for admission in admissions]
 
+    def row_id(self, row):
+        return None
+
     def interrupt(self, error):
         self.completed.put_nowait(error)
 
