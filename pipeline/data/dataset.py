@@ -6,7 +6,6 @@ from typing import Any
 import msgpack
 
 from pipeline.config_checks import shown
-from pipeline.data.mixed_rows import MixedRows, keep_rows
 from pipeline.errors import ConfigTypeError
 
 ENVIRONMENT_KEY = "environment"  # of a row of a mix: the name of the environment that it is for
@@ -46,29 +45,6 @@ def row_id(row: dict[str, Any]) -> str | int | None:
     """Its "id", if it has one that is text or a whole number: how logs name the row beside its index."""
     found = row.get("id")
     return found if isinstance(found, str | int) and not isinstance(found, bool) else None
-
-
-def without_holdout(
-    rows: Sequence[dict[str, Any]], holdout: Sequence[dict[str, Any]]
-) -> list[dict[str, Any]] | MixedRows:
-    """rows, in order, but those whose content equals that of a held-out row; of a mix a mix. Both must have passed
-    `check_rows`. Raises ConfigError when a part of a mix has none left.
-    """
-    held_out = {_content(row) for row in holdout}
-    return keep_rows(rows, lambda row: _content(row) not in held_out)
-
-
-def _content(value: Any) -> Any:
-    """A hashable stand-in, equal for equal content: lists and tuples are the same to whoever gets the row, and so are
-    1 and 1.0; all NaNs are one.
-    """
-    if isinstance(value, dict):
-        return "dict", frozenset((key, _content(item)) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return "list", tuple(_content(item) for item in value)
-    if isinstance(value, bytearray | memoryview):
-        return bytes(value)
-    return ("NaN",) if value != value else value
 
 
 def _deeper(value: dict | list | tuple, levels: int) -> bool:

@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 from pipeline.config_checks import is_finite_number, shown, suggestion
+from pipeline.data.dataset import ENVIRONMENT_KEY
 from pipeline.data.row_order import RowOrder
 from pipeline.errors import ConfigError, ConfigTypeError
-
-FIELD = "environment"  # which part a row is of: the key that a mix gives its rows
 
 
 class MixedRows(Sequence):
@@ -38,7 +37,7 @@ class MixedRows(Sequence):
         """The rows by name, in order."""
         by_name: dict[str, list[dict[str, Any]]] = {name: [] for name in self.names}
         for row in self._rows:
-            by_name[row[FIELD]].append(row)
+            by_name[row[ENVIRONMENT_KEY]].append(row)
         return by_name
 
     def kept(self, is_kept: Callable[[dict[str, Any]], bool]) -> "MixedRows":
@@ -92,12 +91,13 @@ def _named(name: str, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for index, row in enumerate(rows):
         if not isinstance(row, dict):
             raise ConfigTypeError(f"Row {index} of {name!r} is {shown(row)}; every row is a dict of plain values.")
-        if row.get(FIELD, name) != name:
+        found = row.get(ENVIRONMENT_KEY, name)
+        if found != name:
             raise ConfigError(
-                f"Row {index} of {name!r} has {shown(row[FIELD])} as its {FIELD!r}; in a mix that key names the row's "
-                "environment: rename the field."
+                f"Row {index} of {name!r} has {shown(found)} as its {ENVIRONMENT_KEY!r}; in a mix that key names the "
+                "row's environment: rename the field."
             )
-    return [row | {FIELD: name} for row in rows]
+    return [row | {ENVIRONMENT_KEY: name} for row in rows]
 
 
 def keep_rows(

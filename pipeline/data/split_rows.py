@@ -1,4 +1,4 @@
-"""split_rows: which rows of one dataset are held out, by their content alone."""
+"""What is held out of training: rows of one dataset chosen by their content, and those equal to rows given."""
 
 import hashlib
 from collections.abc import Sequence
@@ -55,8 +55,20 @@ def _wanted(holdout: int | float, num_rows: int) -> int:
     return wanted
 
 
+def without_holdout(
+    rows: Sequence[dict[str, Any]], holdout: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]] | MixedRows:
+    """rows, in order, but those whose content equals that of a held-out row; of a mix a mix. Both must have passed
+    `check_rows`. Raises ConfigError when a part of a mix has none left.
+    """
+    held = set(map(content_digest, holdout))
+    return keep_rows(rows, lambda row: content_digest(row) not in held)
+
+
 def content_digest(row: dict[str, Any]) -> bytes:
-    """16 bytes, the same for rows of equal content (as `without_holdout` has it), the same on every machine."""
+    """16 bytes, the same for rows of equal content and on every machine. Lists and tuples are equal to whoever gets the
+    row, and so are 1 and 1.0; all NaNs are one.
+    """
     return hashlib.blake2b(_canonical(row), digest_size=16).digest()
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import pipeline as rl
-from pipeline.data.dataset import without_holdout
+from pipeline.data.split_rows import without_holdout
 from pipeline.evaluation.evaluations import summarize
 from pipeline.evaluation.evaluator import evaluation_concurrency
 from pipeline.trajectory import Span, Trajectory
