@@ -1,5 +1,5 @@
-"""Case HR27: a history that nearly fills the context. The episode ends there, truncated and counted; no request asks for
-nothing, and a reply that was cut for lack of room is never taken for a turn.
+"""Case HR27: a history that nearly fills the context. The episode ends there, truncated and counted; no request asks
+for nothing, and a reply that was cut for lack of room is never taken for a turn.
 """
 
 import asyncio
@@ -48,9 +48,7 @@ def talk(lengths, **budget):
 
 
 def test_the_episode_ends_when_its_history_fills_the_context():
-    """3 of the prompt, then 12 a turn with its reply: the fifth turn ends at 61, and its reply would bring it to 63, the
-    sixth has one token of room.
-    """
+    """3 of the prompt, then 12 a turn with its reply: five turns end at 63, and the sixth has one token of room."""
     played = talk([10] * 10, **ROOM)
     assert [max_tokens for _, max_tokens, _ in played.requests] == [61, 49, 37, 25, 13, 1]
     assert played.outcome == ("context", -1.0)
