@@ -14,6 +14,8 @@ from running import audit
 import pipeline as rl
 from pipeline.chat.format import ParsedTurn
 from pipeline.chat.model_chat import load_chat
+from pipeline.evaluation.without_training import EvaluationRun
+from pipeline.run_directory import make_run_dir
 from tests.small_models import write_small_model
 
 SECONDS = 60.0
@@ -243,3 +245,73 @@ def test_the_end_of_a_run_is_told_to_who_waits_and_closes_the_port(model, tmp_pa
         assert endpoint.url is None
 
     asyncio.run(whole())
+
+
+# --- agents that Headway calls ---------------------------------------------------------------------------------------
+
+
+def run_agent(model, tmp_path, name, *, steps=1, idle_timeout=60.0, **options):
+    """(the trained trajectories, the last step's metrics)"""
+    trained = []
+    endpoint = rl.OpenAIEndpoint(f"agents:{name}", idle_timeout=idle_timeout)
+    made = trainer(model, tmp_path / "run", endpoint, trained, **options)
+    done = rl.run(made, rows(tmp_path), steps=steps)
+    assert audit(tmp_path / "run") == 0
+    return trained, done[-1].metrics
+
+
+def test_an_agent_by_import_path(model, tmp_path):
+    trained, metrics = run_agent(model, tmp_path, "converse", steps=2, max_staleness=0)
+    assert by_ids(map(sampled, trained)) == by_ids(given(tmp_path)) and len(trained) == 4
+    assert metrics["rollout/calls"] == sum(one.metrics["calls"] for one in trained[2:])
+    assert metrics["endpoint/refused"] == 0 and metrics["mismatch/max_abs_logprob"] < 1e-4
+
+
+def test_an_agent_that_branches_and_calls_at_once(model, tmp_path):
+    trained, metrics = run_agent(model, tmp_path, "branching")
+    assert by_ids(map(sampled, trained)) == by_ids(given(tmp_path)) and len(trained) == 2
+    for one in trained:
+        first, *others = one.spans
+        assert one.run == 3, "the second question, and two ways on from the first: rows of their own"
+        question = one.run_tokens(0)
+        for run in (2, 3):
+            prompt = next(span for span in one.spans if span.run == run)
+            assert prompt.kind == "prompt" and prompt.tokens[: len(question)] == question, "exact ids"
+    assert metrics["train/datums"] == 8 and metrics["mismatch/max_abs_logprob"] < 1e-4
+
+
+def test_a_plain_agent_runs_in_a_thread(model, tmp_path):
+    trained, _ = run_agent(model, tmp_path, "plain")
+    assert [one.reward for one in trained] == [float(one.generated_tokens) for one in trained]
+
+
+@pytest.mark.parametrize(("name", "reward"), [("endless", 0.0), ("careful", 0.5)])
+def test_an_agent_that_no_budget_is_left_for(name, reward, model, tmp_path):
+    truncation = rl.Truncation(train="reward")
+    budget = rl.Budget(max_turns=3, max_context_tokens=2048)
+    trained, metrics = run_agent(model, tmp_path, name, budget=budget, truncation=truncation)
+    assert [(one.truncated, one.num_turns, one.reward) for one in trained] == [("turns", 3, reward)] * 2
+    assert metrics["truncated/turns"] == 1.0 and metrics["endpoint/refused"] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence", "timeout"),
+    [
+        ("failing", "AgentEnv.on_turn of trajectory 0.. failed with ValueError: the agent has lost its way", 60.0),
+        ("speechless", "the reward is 'one', which is no finite number", 60.0),
+        ("silent", "The agent of trajectory 0.. neither made a request nor returned a reward within idle_timeout", 0.5),
+        ("asleep", "The agent of trajectory 0.. neither made a request nor returned a reward within idle_timeout", 0.5),
+    ],
+)
+def test_an_agent_that_fails_is_named(name, sentence, timeout, model, tmp_path):
+    with pytest.raises(rl.TrajectoryError, match=sentence):
+        run_agent(model, tmp_path, name, idle_timeout=timeout)
+
+
+def test_an_evaluation_of_agents(model, tmp_path):
+    engine = rl.RolloutEngine(model, env=rl.OpenAIEndpoint("agents:converse"), schedule=rl.Schedule(concurrency=4))
+    run = EvaluationRun(engine, rl.Evaluator(rows(tmp_path), every=0, final_group_size=2))
+    found = asyncio.run(run.run(make_run_dir(str(tmp_path / "eval"), {})))
+    assert (found.rows, found.trajectories) == (2, 4)
+    tokens = [sum(len(answer["ids"]) for answer in answers) for answers in given(tmp_path)]
+    assert found.generated_tokens_mean == sum(tokens) / 4 and len(tokens) == 4
