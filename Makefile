@@ -22,7 +22,7 @@ run-smollm2: $(INSTALLED) $(SMOLLM2)/config.json ## three steps of a real model 
 	$(VENV)/bin/python run.py --config recipes/smollm2-calculator.toml --model $(SMOLLM2) $(ARGS)
 
 test: $(TESTABLE) ## install into .venv and run the tests
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 soak: $(TESTABLE) ## the tests marked slow
 	$(VENV)/bin/python -m pytest -m slow $(ARGS)

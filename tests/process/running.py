@@ -10,6 +10,7 @@ import pytest
 import pipeline as rl
 from pipeline.commands import cli
 from pipeline.metrics import METRICS, metric_of
+from pipeline.model_directory import ModelSource
 from pipeline.processes.run_workers import MODULES
 from pipeline.tasks import guess
 from shm.block import Block
@@ -46,6 +47,11 @@ def make_trainer(
         "completion": rl.GroupCompletion(mode="wait"),
     }
     return rl.AsyncTrainer(engine=engine, run_dir=str(run_dir), **(defaults | options))
+
+
+def use(model: rl.Supervisor, source: ModelSource) -> None:
+    """As if the Supervisor had been made with this model: processes take any, and take longest to start."""
+    model.source, model.chat, model.model_config = source, source.chat, source.config
 
 
 def published_weights(model: rl.Supervisor, version: int | None = None) -> np.ndarray:

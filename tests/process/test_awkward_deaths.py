@@ -17,27 +17,31 @@ ROWS = guess.train_rows(0)
 SECONDS = 30.0  # bound on a run that should end at once
 
 
+@pytest.fixture(scope="module")
+def model():
+    with rl.Supervisor(device="cpu") as supervisor:
+        yield supervisor
+
+
 @pytest.mark.parametrize("victim", ["learner", "environment"])
-def test_death_after_ready_while_the_sampler_still_starts_ends_the_run(tmp_path, monkeypatch, victim):
+def test_death_after_ready_while_the_sampler_still_starts_ends_the_run(model, tmp_path, monkeypatch, victim):
     receive = WorkerHandle._receive
 
-    with rl.Supervisor(device="cpu") as model:
+    def kill_before_the_samplers_ready(handle, message):
+        if isinstance(message, Ready) and handle.role == "sampler":
+            pid = model._pool._handles[(victim, 0)].pid
+            os.kill(pid, signal.SIGKILL)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        receive(handle, message)
 
-        def kill_before_the_samplers_ready(handle, message):
-            if isinstance(message, Ready) and handle.role == "sampler":
-                pid = model._pool._handles[(victim, 0)].pid
-                os.kill(pid, signal.SIGKILL)
-                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-            receive(handle, message)
+    monkeypatch.setattr(WorkerHandle, "_receive", kill_before_the_samplers_ready)
 
-        monkeypatch.setattr(WorkerHandle, "_receive", kill_before_the_samplers_ready)
+    async def train():
+        trainer = make_trainer(model, tmp_path / "run")
+        return [step.n async for step in trainer.run(ROWS, steps=3)]
 
-        async def train():
-            trainer = make_trainer(model, tmp_path / "run")
-            return [step.n async for step in trainer.run(ROWS, steps=3)]
-
-        with pytest.raises(WorkerDied, match=rf"{victim} 0 \(pid \d+\) was killed by SIGKILL"):
-            asyncio.run(asyncio.wait_for(train(), SECONDS))
+    with pytest.raises(WorkerDied, match=rf"{victim} 0 \(pid \d+\) was killed by SIGKILL"):
+        asyncio.run(asyncio.wait_for(train(), SECONDS))
     assert [event["status"] for event in events_of(tmp_path / "run", "end")] == ["failed"]
     assert audit(tmp_path / "run") == 0
 
@@ -50,22 +54,21 @@ def test_sampler_that_dies_before_it_is_ready_ends_the_run(tmp_path, monkeypatch
     assert [event["status"] for event in events_of(tmp_path / "run", "end")] == ["failed"]
 
 
-def test_learner_that_dies_between_two_steps_is_not_waited_for(tmp_path):
+def test_learner_that_dies_between_two_steps_is_not_waited_for(model, tmp_path):
     """The caller takes its time, so that its end is known and two batches are ready when the next step begins."""
-    with rl.Supervisor(device="cpu") as model:
 
-        async def train():
-            trainer = make_trainer(model, tmp_path / "run")
-            async for step in trainer.run(ROWS, steps=50):
-                if step.n == 3:
-                    run = model._run
-                    while trainer._run._loop._rollouts.completed.qsize() < 8:  # all that are admitted
-                        await asyncio.sleep(0.01)
-                    os.kill(run.workers.learner.pid, signal.SIGKILL)
-                    while run.failure is None:
-                        await asyncio.sleep(0.01)
+    async def train():
+        trainer = make_trainer(model, tmp_path / "run")
+        async for step in trainer.run(ROWS, steps=50):
+            if step.n == 3:
+                run = model._run
+                while trainer._run._loop._rollouts.completed.qsize() < 8:  # all that are admitted
+                    await asyncio.sleep(0.01)
+                os.kill(run.workers.learner.pid, signal.SIGKILL)
+                while run.failure is None:
+                    await asyncio.sleep(0.01)
 
-        with pytest.raises(WorkerDied, match=r"learner 0 \(pid \d+\) was killed by SIGKILL"):
-            asyncio.run(asyncio.wait_for(train(), SECONDS))
+    with pytest.raises(WorkerDied, match=r"learner 0 \(pid \d+\) was killed by SIGKILL"):
+        asyncio.run(asyncio.wait_for(train(), SECONDS))
     assert [event["status"] for event in events_of(tmp_path / "run", "end")] == ["failed"]
     assert audit(tmp_path / "run") == 0

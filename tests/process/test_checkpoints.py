@@ -8,11 +8,12 @@ import signal
 import psutil
 import pytest
 import torch
-from running import audit, events_of, make_trainer, published_weights
+from running import audit, events_of, make_trainer, published_weights, use
 
 import pipeline as rl
 from pipeline import checkpoints
 from pipeline.checkpoints import latest_checkpoint
+from pipeline.model_directory import open_model
 from pipeline.tasks import guess
 from tests.small_models import write_small_model
 from workers.errors import CheckpointError, WorkerDied
@@ -223,7 +224,8 @@ def test_what_a_killed_run_has_left_half_done_is_removed(model, tmp_path):
     check_checkpoint(tmp_path / "run", 1)
 
 
-def test_a_run_begins_from_the_weights_of_a_model_directory(tmp_path):
+def test_a_run_begins_from_the_weights_of_a_model_directory(model, tmp_path):
+    """The last test here: from then on the Supervisor is of another model."""
     directory = write_small_model(tmp_path / "model", family="qwen3", dtype="bfloat16", tie=False, shards=2)
     config = read_model_config(directory)
     published = []
@@ -232,9 +234,9 @@ def test_a_run_begins_from_the_weights_of_a_model_directory(tmp_path):
         async for step in training.run(ROWS, steps=1):
             published.extend(torch.from_numpy(published_weights(model, version)) for version in (0, step.model_step))
 
-    with rl.Supervisor(directory, chat=guess.chat_format(), device="cpu") as model:
-        training = make_trainer(model, tmp_path / "run", optimizer=rl.Adam(lr=0.1))
-        asyncio.run(train(training))
+    use(model, open_model(directory, chat=guess.chat_format()))
+    training = make_trainer(model, tmp_path / "run", optimizer=rl.Adam(lr=0.1))
+    asyncio.run(train(training))
     assert torch.equal(published[0], load_flat(directory, config))
     assert not torch.equal(published[1], published[0])
     assert torch.equal(load_flat(training.checkpoint, config), published[1])

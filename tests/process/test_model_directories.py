@@ -2,10 +2,11 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from running import audit, events_of, make_trainer, published_weights
+from running import audit, events_of, make_trainer, published_weights, use
 
 import pipeline as rl
 from pipeline.evaluation.without_training import EvaluationRun
@@ -13,7 +14,9 @@ from pipeline.model_directory import open_model, open_tiny
 from pipeline.run_directory import make_run_dir
 from pipeline.tasks import calculator, guess
 from tests.small_models import FAMILIES, write_small_model
+from workers.model_config import TINY
 from workers.model_files.flat_weights import load_flat
+from workers.rope_scaling import RopeScaling
 
 ENTROPY = 0.01  # a gradient for a model whose rewards are all equal
 
@@ -22,11 +25,6 @@ ENTROPY = 0.01  # a gradient for a model whose rewards are all equal
 def model():
     with rl.Supervisor(device="cpu", check_weights=True) as supervisor:
         yield supervisor
-
-
-def use(model, source):
-    """As if the Supervisor had been made with this model: processes take any, and take longest to start."""
-    model.source, model.chat, model.model_config = source, source.chat, source.config
 
 
 def calculator_trainer(model, run_dir, **options):
@@ -74,6 +72,31 @@ def test_every_family_trains_and_goes_on_from_what_it_saved(family, model, tmp_p
     assert np.array_equal(first_weights[0], saved)
     for name in ("first", "second"):
         assert audit(tmp_path / name) == 0
+
+
+def test_a_model_with_windows_unrotated_layers_and_ids_without_token_trains(model, tmp_path):
+    """Of windows, unrotated layers and stretched rotations: sampler and learner processes score alike."""
+    chat = guess.chat_format()
+    num_ids = chat.vocab_size
+    config = replace(
+        TINY,
+        vocab_size=num_ids + 9,  # ids without token
+        num_layers=3,
+        layer_windows=(6, 0, 6),  # shorter than the contexts
+        nope_layers=(1, 2),
+        qkv_bias=True,
+        out_bias=True,
+        rope=RopeScaling(kind="yarn", factor=4.0, original_max_positions=16, attention_factor=1.2),
+        max_positions=131072,
+    )
+    use(model, open_tiny(config, chat))
+    trainer = make_trainer(model, tmp_path / "run", optimizer=rl.Adam(lr=5e-3))
+    steps = rl.run(trainer, guess.train_rows(0), steps=3)
+    assert audit(tmp_path / "run") == 0
+    assert len(steps) == 3 and steps[0].metrics["train/updated"]
+    # The first batch is sampled from the weights that it trains.
+    assert 0 < steps[0].metrics["mismatch/max_abs_logprob"] < 1e-4
+    assert events_of(tmp_path / "run", "end")
 
 
 def test_an_evaluation_alone_finds_what_the_runs_last_one_found(model, tmp_path):

@@ -150,17 +150,16 @@ def test_group_of_version_10_trains_at_10_11_or_12_and_never_at_13(model, tmp_pa
     assert audit(run_dir) == 0
 
 
-def test_gate_refuses_a_step_that_the_supervisor_should_not_have_asked_for(tmp_path, monkeypatch):
+def test_gate_refuses_a_step_that_the_supervisor_should_not_have_asked_for(model, tmp_path, monkeypatch):
     """With the schedule's own check broken, the learner still refuses, and the run names the group."""
     monkeypatch.setattr("pipeline.schedule.first_blocker", lambda *facts: None)
     monkeypatch.setattr("pipeline.schedule.fits", lambda *facts: True)
     rows = [dict(row, waits_for=["never"] if index == 0 else []) for index, row in enumerate(ROWS[:64])]
-    with rl.Supervisor(device="cpu") as model:
-        trainer = make_trainer(
-            model, tmp_path / "run", env="process_envs:HeldGuess", arguments={"directory": str(tmp_path)}
-        )
-        with pytest.raises(WorkerDied, match=r"learner.*[Gg]roup 0"):
-            rl.run(trainer, rows, steps=10)
+    trainer = make_trainer(
+        model, tmp_path / "run", env="process_envs:HeldGuess", arguments={"directory": str(tmp_path)}
+    )
+    with pytest.raises(WorkerDied, match=r"learner.*[Gg]roup 0"):
+        rl.run(trainer, rows, steps=10)
 
 
 def test_sampler_killed_in_mid_segment_is_restarted_and_nothing_is_lost(model, tmp_path):
@@ -187,29 +186,25 @@ def test_sampler_killed_in_mid_segment_is_restarted_and_nothing_is_lost(model, t
     assert len(numbers) == len(set(numbers)) == 12 * 16
 
 
-def test_dead_learner_ends_the_run_with_one_sentence(tmp_path):
-    with rl.Supervisor(device="cpu") as model:
-        trainer = make_trainer(model, tmp_path / "run")
-        with pytest.raises(WorkerDied, match=r"learner 0 \(pid \d+\) was killed by SIGKILL"):
-            rl.run(
-                trainer, ROWS, steps=50, on_step=lambda step: os.kill(model._run.workers.learner.pid, signal.SIGKILL)
-            )
+def test_dead_learner_ends_the_run_with_one_sentence(model, tmp_path):
+    trainer = make_trainer(model, tmp_path / "run")
+    with pytest.raises(WorkerDied, match=r"learner 0 \(pid \d+\) was killed by SIGKILL"):
+        rl.run(trainer, ROWS, steps=50, on_step=lambda step: os.kill(model._run.workers.learner.pid, signal.SIGKILL))
     assert events_of(tmp_path / "run", "end")[0]["status"] == "failed"
     assert audit(tmp_path / "run") == 0
 
 
-def test_dead_environment_process_ends_the_run_with_one_sentence(tmp_path):
-    with rl.Supervisor(device="cpu") as model:
-        trainer = make_trainer(model, tmp_path / "run")
+def test_dead_environment_process_ends_the_run_with_one_sentence(model, tmp_path):
+    trainer = make_trainer(model, tmp_path / "run")
 
-        def kill(step):
-            os.kill(model._run.workers.environments[0].pid, signal.SIGKILL)
+    def kill(step):
+        os.kill(model._run.workers.environments[0].pid, signal.SIGKILL)
 
-        with pytest.raises(WorkerDied, match=r"environment 0 \(pid \d+\) was killed by SIGKILL"):
-            rl.run(trainer, ROWS, steps=50, on_step=kill)
-        # The same supervisor starts what is missing and runs again.
-        steps = rl.run(make_trainer(model, tmp_path / "again"), ROWS, steps=2)
-        assert len(steps) == 2
+    with pytest.raises(WorkerDied, match=r"environment 0 \(pid \d+\) was killed by SIGKILL"):
+        rl.run(trainer, ROWS, steps=50, on_step=kill)
+    # The same supervisor starts what is missing and runs again.
+    steps = rl.run(make_trainer(model, tmp_path / "again"), ROWS, steps=2)
+    assert len(steps) == 2
 
 
 @pytest.mark.parametrize(
@@ -229,11 +224,10 @@ def test_environment_that_takes_too_long_ends_the_run_and_is_named(model, tmp_pa
         rl.run(trainer, ROWS, steps=2)
 
 
-def test_environment_that_cannot_be_imported_is_one_sentence(tmp_path):
-    with rl.Supervisor(device="cpu") as model:
-        trainer = make_trainer(model, tmp_path / "run", env="process_envs:Nothing")
-        with pytest.raises(rl.HeadwayError, match="process_envs:Nothing"):
-            rl.run(trainer, ROWS, steps=2)
+def test_environment_that_cannot_be_imported_is_one_sentence(model, tmp_path):
+    trainer = make_trainer(model, tmp_path / "run", env="process_envs:Nothing")
+    with pytest.raises(rl.HeadwayError, match="process_envs:Nothing"):
+        rl.run(trainer, ROWS, steps=2)
 
 
 def test_leaving_the_loop_early_ends_the_run_in_order(model, tmp_path):
