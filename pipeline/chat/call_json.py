@@ -132,6 +132,7 @@ def check_name(name: Any) -> str:
         raise CallError(f"its name is {short(name)}, not the name of a tool")
     if len(name) > MAX_NAME_CHARS:
         raise CallError(f"its name {short(name)} is longer than {MAX_NAME_CHARS} characters")
+    _check_text(name)  # it needn't come from JSON: Mistral writes it as plain text
     return name
 
 

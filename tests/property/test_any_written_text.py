@@ -4,7 +4,7 @@ import json
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline.chat.tool_formats import FORMATS, MAX_CALLS
@@ -84,6 +84,8 @@ def check(text):
 
 
 @given(texts)
+@example("[TOOL_CALLS]\ud800[ARGS]{}")  # a name that no message can carry
+@example("<|python_tag|>\ud800.call(a=1)")
 def test_no_text_makes_a_parser_raise(text):
     check(text)
 
