@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline import audit
+from pipeline.commands.data import DATA_HELP, check_data
 from pipeline.commands.eval_config import eval_help
 from pipeline.commands.export import export
 from pipeline.commands.make_eval_config import parse_eval
@@ -30,11 +31,13 @@ USAGE = """Usage: headway COMMAND …
   headway eval DIR|RUN_DIR [--OPTION VALUE …]
                                    measure a model, or a run's newest checkpoint, without training; --help lists the
                                    options
+  headway data FILE… [--OPTION VALUE …]
+                                   check files of rows as a run does, and tell what they hold; --help lists the options
   headway audit RUN_DIR            prove from a run's events.jsonl that its bound held
   headway export RUN_DIR OUT_DIR   write a run's weights as a model directory that transformers loads
   headway --version"""
 
-COMMANDS = ("run", "eval", "audit", "export", "--help", "--version")
+COMMANDS = ("run", "eval", "data", "audit", "export", "--help", "--version")
 LATER = ("report", "top", "clean")
 
 
@@ -72,6 +75,8 @@ def _command(arguments: list[str]) -> int:
             return _run(options)
         case ["eval", *options]:
             return _eval(options)
+        case ["data", *rest]:
+            return _data(rest)
         case ["audit", *rest]:
             if len(rest) != 1 or rest[0].startswith("-"):
                 raise ConfigError("headway audit needs one run directory: headway audit RUN_DIR.")
@@ -108,6 +113,13 @@ def _eval(options: list[str]) -> int:
     from pipeline.commands.evaluate import evaluate  # here for the same reason as in `_launch`
 
     return evaluate(config)
+
+
+def _data(arguments: list[str]) -> int:
+    if {"--help", "-h"} & set(arguments):
+        print(DATA_HELP)
+        return 0
+    return check_data(arguments)
 
 
 def _launch(config: RunConfig) -> int:

@@ -1,7 +1,6 @@
 """load_rows: dataset rows from a file, a saved dataset or a user's function, checked whole before any is used."""
 
 import os
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -42,7 +41,6 @@ FORMATS = {
 }
 
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tgz")
-_FUNCTION = re.compile(r"(?:[^\W\d]\w*(?:\.[^\W\d]\w*)*|.+\.py):[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 _OBJECT = 'A row is an object: {"field": value, …}.'
 _PLAIN = (
     "Rows travel to other processes: whole numbers have at most 64 bits, text holds no lone surrogates, and nothing is "
@@ -70,12 +68,13 @@ def load_rows(
     allow_empty_prompts: bool = False,
 ) -> list[dict[str, Any]]:
     """The rows of a file of JSON Lines (.jsonl, .ndjson), JSON (.json, a list of objects), CSV or Parquet, of a
-    directory that `datasets` saved (`directory#train` names a split), or of a function `module:callable`.
+    directory that `datasets` saved (`directory#train` names a split), or of a function `module:callable`, which is
+    called in another process.
 
     Fields that are named must be in every row: the prompt is text or a list of messages, not empty unless
     allow_empty_prompts; the answer may have any value; ids are text or whole numbers, each once, and are copied to the
     row's "id". Values stay as they are written. Raises ConfigError that names the file and the first ten bad lines with
-    what is wrong there, and ConfigTypeError for arguments of a wrong type.
+    what is wrong there, ConfigTypeError for arguments of a wrong type, and RunError when a function does not end.
     """
     fields = RowFields(prompt_field, answer_field, id_field, allow_empty_prompts)
     source = open_source(path)
@@ -98,9 +97,8 @@ def load_rows(
     return rows
 
 
-def _call(name: str, bad: BadRows) -> Iterator[tuple[int, Any]]:
-    """By a process of its own, which has found them plain."""
-    return enumerate(call_rows(name), start=1)
+def _call(path: str, bad: BadRows) -> Iterator[tuple[int, Any]]:
+    yield from enumerate(call_rows(path))
 
 
 def open_source(path: str | os.PathLike[str]) -> Source:
@@ -110,7 +108,8 @@ def open_source(path: str | os.PathLike[str]) -> Source:
     name = os.fspath(path)
     file, split = Path(name), None
     if not file.exists():
-        if _FUNCTION.fullmatch(name):
+        module, _, function = name.rpartition(":")
+        if module and all(part.isidentifier() for part in function.split(".")):
             return Source(name, "function", "row", False, partial(_call, name))
         before, mark, after = name.rpartition("#")
         if mark and Path(before).exists():

@@ -9,6 +9,7 @@ import pytest
 from running import audit, events_of, make_trainer
 
 import pipeline as rl
+from pipeline.data.row_order import RowOrder
 from pipeline.environments.client import EnvironmentClient
 from pipeline.json_lines import JsonLines
 from pipeline.tasks import guess
@@ -231,12 +232,21 @@ def test_full_disk_is_one_sentence(model, tmp_path, monkeypatch):
     assert [event["status"] for event in events_of(tmp_path / "run", "evaluation")] == ["failed"]
 
 
-def test_held_out_rows_are_not_trained_and_a_run_without_any_left_is_refused(model, tmp_path):
-    evaluator = rl.Evaluator(ROWS[:3], every=0, final_group_size=1)
-    trainer = make_trainer(model, tmp_path / "run", evaluator=evaluator)
+def test_held_out_rows_are_not_trained_and_rows_are_logged_by_their_ids(model, tmp_path):
+    rows = [row | {"id": f"row {index}"} for index, row in enumerate(ROWS[:6])]
+    del rows[1]["id"], rows[5]["id"]
+    evaluator = rl.Evaluator(rows[:3], every=0, final_group_size=1)
+    trainer = make_trainer(model, tmp_path / "run", evaluator=evaluator, shuffle=True, sampling={"seed": 3})
     with pytest.raises(rl.ConfigError, match="All 3 training rows are in Evaluator.holdout too"):
-        rl.run(trainer, ROWS[:3], steps=1)
+        rl.run(trainer, rows[:3], steps=1)
     assert not (tmp_path / "run").exists()
-    with pytest.warns(UserWarning, match="3 of 5 training rows are in Evaluator.holdout too"):
-        rl.run(trainer, ROWS[:5], steps=1)
-    assert [event["row"] for event in events_of(tmp_path / "run", "admitted")][:4] == [0, 1, 0, 1]  # of the two left
+    with pytest.warns(UserWarning, match="3 of 6 training rows are in Evaluator.holdout too"):
+        rl.run(trainer, rows, steps=1)
+    admitted = events_of(tmp_path / "run", "admitted")
+    order = RowOrder([3], seed=3)  # of the three left
+    assert [event["row"] for event in admitted] == [order.row(index) for index in range(len(admitted))]
+    assert {(event["row"], event.get("id")) for event in admitted} == {(0, "row 3"), (1, "row 4"), (2, None)}
+    (result,) = results_of(tmp_path / "run")
+    assert [(one["row"], one.get("id")) for one in result["row_rewards"]] == [(0, "row 0"), (1, None), (2, "row 2")]
+    assert sum(one["reward_mean"] for one in result["row_rewards"]) / 3 == pytest.approx(result["reward_mean"])
+    assert audit(tmp_path / "run") == 0

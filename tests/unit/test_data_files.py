@@ -232,3 +232,15 @@ def test_options_that_mean_nothing_are_refused(saved):
     assert "answer_field is ''" in refusal(path, rl.ConfigTypeError, answer_field="")
     assert "allow_empty_prompts is 1" in refusal(path, rl.ConfigTypeError, prompt_field="a", allow_empty_prompts=1)
     assert "allow_empty_prompts has no effect without a prompt_field" in refusal(path, allow_empty_prompts=True)
+
+
+# --- functions ----------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_function_are_checked_as_those_of_files_are(saved, capfd):
+    path = saved("my_rows.py", "def rows():\n    print('made')\n    return [{'q': 'x', 'n': 1}, {'q': '', 'n': 1}]\n")
+    assert rl.load_rows(f"{path}:rows") == [{"q": "x", "n": 1}, {"q": "", "n": 1}]
+    assert capfd.readouterr().out == ""  # it is called in another process
+    said = refusal(f"{path}:rows", prompt_field="q", id_field="n")
+    assert f"{path}:rows: row 1 has an empty prompt ('q' is ''), and has the id 1 of row 0" in said
+    assert "has no 'row'. Did you mean rows?" in refusal(f"{path}:row")
