@@ -8,6 +8,7 @@ import tempfile
 import time
 
 PREFIX = "headway-"
+RUN_FILES = "HEADWAY_RUN_FILES"  # the environment variable by which processes know it
 UNFINISHED_SECONDS = 60.0  # a directory still without a lock after this never gets one
 MAX_SOCKET_PATH = 100  # bytes; the kernel allows 107 for a Unix socket's path
 

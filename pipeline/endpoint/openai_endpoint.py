@@ -59,7 +59,7 @@ class OpenAIEndpoint(EnvSource):
         if agent is None:
             self.parts, self.is_mix = {}, False
         else:
-            super().__init__(AGENT_ENV, {"agent": _full_path(agent)})
+            super().__init__(*self._environment_of(agent))
         self.agent = agent
         self.port = port
         check_integer(self, "port", minimum=0, maximum=65535, unit="the ports of this machine (0: any that is free)")
@@ -93,6 +93,12 @@ class OpenAIEndpoint(EnvSource):
                     f"Budget.{name} is {getattr(budget, name)}, but with an OpenAIEndpoint the agent alone says what "
                     "the model reads, so it would have no effect; leave it out."
                 )
+
+    def _environment_of(self, agent: str) -> tuple[str, dict[str, Any]]:
+        """What runs the agent, and its arguments: an environment with a single turn, told `row`, `base_url` and
+        `api_key`.
+        """
+        return AGENT_ENV, {"agent": _full_path(agent)}
 
     def start_config(self, timeout: float, max_tool_chars: int | None) -> dict[str, Any]:
         """What an environment process is told."""

@@ -3,6 +3,7 @@ a thread; one for all rows, or several by name.
 """
 
 import functools
+import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +20,11 @@ from workers.import_path import search_path, split_path
 
 EXAMPLE = "my_envs:Search"
 
-# Environments of other packages: `reasoning_gym:chain_sum` is the class, made with the argument task="chain_sum".
-ADAPTERS: dict[str, tuple[str, str, str]] = {}
+# Environments of other packages: `verifiers:my_tasks` is the class, made with the argument taskset="my_tasks". By the
+# package: path, argument, an example's name, and the extra that installs it.
+ADAPTERS: dict[str, tuple[str, str, str, str]] = {
+    "verifiers": ("pipeline.adapters.verifiers:Verifiers", "taskset", "my_tasks", "verifiers"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +169,16 @@ def _part(env: Any, arguments: Mapping[str, Any], which: str) -> EnvPart:
         return EnvPart(import_path_of(env), env, check_arguments(env, arguments))
     package, _, name = env.partition(":")
     if package in ADAPTERS:
-        path, argument, example = ADAPTERS[package]
+        path, argument, example, extra = ADAPTERS[package]
         if not name:
             raise ConfigError(f"env{which} is {env!r}; it names an environment of {package}, as {package}:{example}.")
         if argument in arguments:
             raise ConfigError(f"env{which} is {env!r}, and env_arguments names {argument!r} again; leave it out there.")
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"env{which} is {env!r}, but the package {package} isn't installed; install the extra: "
+                f"pip install 'headway[{extra}]'."
+            )
         return EnvPart(path, None, {argument: name} | arguments)
     return EnvPart(checked_path(env, "environment", EXAMPLE), None, arguments)
 

@@ -11,7 +11,7 @@ from workers.channel import SupervisorLink
 from workers.errors import WorkerDied, WorkerFailed
 from workers.messages import EndRun, Failed, Hello, Message, Ready, RunEnded, Start, Stop
 from workers.process import WorkerProcess
-from workers.sockets import SocketDirectory
+from workers.sockets import RUN_FILES, SocketDirectory
 
 READY_SECONDS = 1800.0  # bound on start-up: imports, and 100 GB of weights from a disk of 60 MB/s
 END_SECONDS = 10.0  # for a worker to finish what it is at and close a run's memory; then it is killed
@@ -68,7 +68,7 @@ class WorkerHandle:
         endpoint = sockets.endpoint(f"{self.role}-{self.index}.{self.incarnation}")
         self._link = SupervisorLink(context, endpoint, self.incarnation, self.name)
         threads = str(self._threads)
-        variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, RUN_FILES: sockets.path}
         self._process = WorkerProcess(self._module, endpoint, self.incarnation, self.log_path(log_dir), variables)
 
     def attach(self) -> None:

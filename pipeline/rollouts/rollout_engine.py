@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline.adapters.verifiers_endpoint import verifiers_endpoint
 from pipeline.config import Budget, KVCache, Schedule
 from pipeline.config_checks import refuse_unknown, shown
 from pipeline.endpoint.openai_endpoint import OpenAIEndpoint
@@ -19,9 +20,9 @@ class RolloutEngine:
 
     env: an `Env` class, its path `module:Class` or `path/to/file.py:Class`; env_arguments are its keyword arguments,
     plain values. A mapping from names to such is a mix: each row's "environment" names its own, and env_arguments are
-    by name, too. Or an `OpenAIEndpoint`, through which agents drive the rollouts. reward, in place of env: a function
-    `reward(text, row)` of one turn, or its path; `SingleTurn` is then the environment. The other options are those of
-    `EngineConfig`. Raises ConfigError for what does not fit together.
+    by name, too. Or `verifiers:TASKSET`, or an `OpenAIEndpoint`, through which agents drive the rollouts. reward, in
+    place of env: a function `reward(text, row)` of one turn, or its path; `SingleTurn` is then the environment. The
+    other options are those of `EngineConfig`. Raises ConfigError for what does not fit together.
     """
 
     def __init__(
@@ -45,12 +46,15 @@ class RolloutEngine:
                 f"env is {shown(env)} and reward is {shown(reward)}; give the one or the other: an environment, or a "
                 "function reward(text, row) of one turn."
             )
-        if isinstance(env, OpenAIEndpoint):
+        taskset = verifiers_endpoint(env, env_arguments)
+        if taskset is not None:
+            self.env: EnvSource = taskset
+        elif isinstance(env, OpenAIEndpoint):
             if env_arguments is not None:
                 raise ConfigError(
                     "env_arguments is given, but env is an OpenAIEndpoint, which takes none; leave it out."
                 )
-            self.env: EnvSource = env
+            self.env = env
         elif reward is not None:
             self.env = single_turn_source(reward, {} if env_arguments is None else env_arguments)
         else:
@@ -61,5 +65,5 @@ class RolloutEngine:
             kv_cache=KVCache() if kv_cache is None else kv_cache,
             **options,
         )
-        if isinstance(env, OpenAIEndpoint):
-            env.check(self.config.budget)
+        if isinstance(self.env, OpenAIEndpoint):
+            self.env.check(self.config.budget)

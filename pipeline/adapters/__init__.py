@@ -1,0 +1,1 @@
+"""Environments of other packages, by name: `reasoning_gym:TASK`, `verifiers:TASKSET`."""
