@@ -113,10 +113,16 @@ class EndpointServer:
         await self._runner.setup()
         await web.SockSite(self._runner, self._socket).start()
         if self._address_file is not None:
-            address = {"url": self.url, "api_key": self._key, "model": self._served.model}
-            descriptor = os.open(self._address_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump(address, file)
+            self._write_address(self._address_file)
+
+    def _write_address(self, path: Path) -> None:
+        """Whole or not at all: a harness may look for it again and again."""
+        address = {"url": self.url, "api_key": self._key, "model": self._served.model}
+        part = path.with_suffix(".part")
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(address, file)
+        os.replace(part, path)
 
     def fail(self, error: BaseException) -> None:
         """The run is over: who waits is told, and who asks from now on."""

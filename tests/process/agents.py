@@ -151,6 +151,3 @@ async def silent(row, base_url, api_key):
 
 def asleep(row, base_url, api_key):
     time.sleep(3600)
-
-
-not_callable = 5

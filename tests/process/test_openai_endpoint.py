@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import re
 import socket
+import sys
 from itertools import groupby
+from pathlib import Path
 
 import agents
 import aiohttp
@@ -18,6 +21,7 @@ from pipeline.evaluation.without_training import EvaluationRun
 from pipeline.run_directory import make_run_dir
 from tests.small_models import write_small_model
 
+ROOT = Path(__file__).parent.parent.parent
 SECONDS = 60.0
 ENTROPY = 0.01  # a gradient for a model whose rewards are all equal
 QUESTIONS = ("What is twelve plus thirty?", "Where is it?")
@@ -315,3 +319,29 @@ def test_an_evaluation_of_agents(model, tmp_path):
     assert (found.rows, found.trajectories) == (2, 4)
     tokens = [sum(len(answer["ids"]) for answer in answers) for answers in given(tmp_path)]
     assert found.generated_tokens_mean == sum(tokens) / 4 and len(tokens) == 4
+
+
+# --- docs/endpoint.md ------------------------------------------------------------------------------------------------
+
+
+def test_the_pages_agent_and_harness(model, tmp_path):
+    for block in re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "endpoint.md").read_text(), re.M | re.S):
+        (tmp_path / block.split()[1]).write_text(block)
+    data = [{"question": question, "answer": "e"} for question in QUESTIONS]
+    agent, trained = str(tmp_path / "my_agents.py:solve"), []
+    rl.run(trainer(model, tmp_path / "called", rl.OpenAIEndpoint(agent), trained), data, steps=1)
+    harnessed = trainer(model, tmp_path / "run", rl.OpenAIEndpoint(), trained)
+
+    async def whole():
+        training = asyncio.ensure_future(steps_of(harnessed, data, 1))
+        async with asyncio.timeout(SECONDS):
+            while not (tmp_path / "run" / "endpoint.json").exists():
+                await asyncio.sleep(0.01)
+        command = (sys.executable, "harness.py", str(tmp_path / "run"))
+        harness = await asyncio.create_subprocess_exec(*command, cwd=tmp_path)
+        (step,) = await asyncio.wait_for(training, SECONDS)
+        assert await asyncio.wait_for(harness.wait(), SECONDS) == 0
+        assert step.metrics["rollout/solved"] == sum(one.reward for one in trained[2:])
+
+    asyncio.run(whole())
+    assert len(trained) == 4 and all(one.reward in (0.0, 1.0) and one.num_turns == 1 for one in trained)
