@@ -63,8 +63,8 @@ class Audit:
             name, member = e["trajectory"], int(e["trajectory"].partition(".")[2])
             need(name == f"{e['group']}.{member}" and member < run["group_size"], f"there is no trajectory {name}")
             one = group.members.setdefault(member, Record(state="new", group=group, segments=[]))
-            before = {"started": "new retry", "discarded": "new running"}.get(kind, "running").split()
-            need(one.state in before, f"{kind} of trajectory {name}, which is {one.state}")
+            once = {"started": "new retry", "segment": "running", "trajectory": "running"}
+            need(one.state in once.get(kind, "new retry running"), f"{kind} of trajectory {name}, which is {one.state}")
         if kind in ("admitted", "started", "segment", "checkpoint") and e["version"] is not None:
             need((group or self).version <= e["version"] <= self.version, f"no {kind} can have version {e['version']}")
         match kind:

@@ -169,11 +169,21 @@ class Env:
 
     What `reset`, `on_turn` or `reward` raises fails the trajectory, and what follows is `AsyncTrainer(on_failure=...)`;
     it never becomes a reward.
+
+    When an instance is lost with its process (something else there crashed it, or hung), `recovery` says what follows:
+
+    - "drop": the trajectory starts again, from `reset`; what it generated so far is thrown away.
+    - "stateless": it goes on with its tokens and a new instance, whose `reset` is not called: all that tools, `on_turn`
+      and `reward` need must be in the view, the row and `__init__`.
+    - "snapshot": the same, and the new instance gets the last `snapshot` by `restore`. It is taken after `reset` and
+      after each turn.
+
+    Either way a call that was under way is made again; `rng` is seeded as at first.
     """
 
     tools: Sequence[Callable] | None = None  # None: all @tool methods; a list (also set in `reset`): exactly these
     wrap_up: Sequence[ChatMessage] | str = WRAP_UP  # asks for the final answer (`Budget.final_answer_reserve`)
-    recovery: str = "drop"  # what a resumed run does with an unfinished trajectory; "drop" starts it again
+    recovery: str = "drop"  # what becomes of an unfinished trajectory whose process is gone, see above
     rng: random.Random  # seeded per trajectory before `reset`: use it for all that is random, to be reproducible
 
     @classmethod
@@ -202,14 +212,16 @@ class Env:
         return 0.0
 
     def close(self) -> None:
-        """Free what `reset` took; called once, after the reward or when the trajectory is given up."""
+        """Free what `reset` took; called once, after the reward or when the trajectory is given up, also when a method
+        has raised. Only the end of its process leaves it out.
+        """
 
     def snapshot(self) -> dict[str, Any]:
-        """Plain values from which `restore` goes on; needed for `recovery = "snapshot"`."""
+        """Plain values (at most 1 MiB) from which `restore` goes on; needed for `recovery = "snapshot"`."""
         raise NotImplementedError(f"{type(self).__qualname__} has no snapshot()")
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `snapshot` gave."""
+        """Go on, as a new instance, from what `snapshot` gave."""
         raise NotImplementedError(f"{type(self).__qualname__} has no restore(state)")
 
     async def call_tools(self, traj: TrajectoryView) -> list[ChatMessage]:
@@ -303,9 +315,22 @@ def check_env_class(env_class: Any, path: str | None = None) -> None:
             raise ConfigTypeError(
                 f"{name} has no {method}(). Every Env writes reset and reward. Add {method} to {name}."
             )
-    if env_class.recovery not in RECOVERIES:
-        raise ConfigTypeError(
-            f"{name}.recovery is {env_class.recovery!r}. It must be one of {', '.join(RECOVERIES)}. Choose one."
-        )
+    check_recovery(env_class.recovery, name)
+    if env_class.recovery == "snapshot":
+        for method in ("snapshot", "restore"):
+            if getattr(env_class, method) is getattr(Env, method):
+                raise ConfigTypeError(
+                    f'{name}.recovery is "snapshot", but {name} has no {method}(). Write snapshot and restore, or '
+                    "choose another recovery."
+                )
     if isinstance(env_class.tools, (list, tuple)) or env_class.tools is None:
         tools_of(env_class.__new__(env_class))
+
+
+def check_recovery(recovery: Any, name: str) -> str:
+    """`recovery` of the environment class `name`. Raises ConfigTypeError unless it is one that there is."""
+    if recovery not in RECOVERIES:
+        raise ConfigTypeError(
+            f"{name}.recovery is {recovery!r:.80}. It must be one of {', '.join(RECOVERIES)}. Choose one."
+        )
+    return recovery

@@ -123,6 +123,7 @@ def _fitted_spec(model: Supervisor, engine: EngineConfig, *, concurrency: int, *
         learner_device=learner_device,
         sampler_devices=sampler_devices,
         environment_timeout=engine.environment_timeout,
+        environment_processes=engine.environment_processes,
         max_tool_chars=budget.tool_output_tokens * MAX_CHARS_PER_TOKEN,
         check_weights=model.check_weights,
         **training,

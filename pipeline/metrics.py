@@ -180,18 +180,34 @@ METRICS: tuple[Metric, ...] = (
     Metric("time/trainer_busy_seconds", "s", "the trainer makes or trains a batch"),
     Metric("time/trainer_waiting_seconds", "s", "it waits for groups, a slot or an evaluation"),
     Metric("time/trainer_idle_seconds", "s", "the caller has the step"),
-    Metric("time/<process>_busy_seconds", "s", "learner, sampler-0, …: it computes"),
+    Metric(
+        "time/<process>_busy_seconds",
+        "s",
+        "learner, sampler-0, environment-0, …: it computes; of an environment process, its event loop runs users' code",
+    ),
     Metric(
         "time/<process>_waiting_seconds",
         "s",
-        "it waits with its work begun: a sampler for tools of its trajectories, the learner between chunks",
+        "it waits with its work begun: a sampler for tools of its trajectories, the learner between chunks, an "
+        "environment process for what it awaits and for tools in threads",
     ),
     Metric("time/<process>_idle_seconds", "s", "it has nothing to do"),
     Metric(
         "memory/<process>_bytes", "bytes", "resident host memory now, shared blocks included: supervisor, learner, …"
     ),
-    Metric("recovery/retries", "trajectories", "started again; 0: a failed trajectory is not retried yet"),
-    Metric("recovery/restarts", "samplers", "started again since the previous step"),
+    Metric(
+        "recovery/retries",
+        "trajectories",
+        "started again since the previous step: their environment was lost with its process",
+    ),
+    Metric(
+        "recovery/restored",
+        "trajectories",
+        'gone on since the previous step after such a loss (`recovery` "stateless" or "snapshot")',
+    ),
+    Metric(
+        "recovery/restarts", "processes", "samplers and environment processes started again since the previous step"
+    ),
 )
 
 

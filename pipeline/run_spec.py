@@ -39,6 +39,7 @@ class RunSpec:
     sampler_devices: list[str] = field(default_factory=lambda: ["cpu"])
     dtype: str = "float32"  # of the slots and of all computation; master weights are float32
     environment_timeout: float = 600.0  # seconds that one call into an environment may take
+    environment_processes: int | None = None  # None: by the cores
     max_tool_chars: int | None = None  # where an environment's process cuts a tool's result; None: nowhere
     check_weights: bool = False  # checksum mode: samplers verify their slots before every step
 

@@ -163,7 +163,8 @@ class Supervisor:
             raise RunError(
                 "A run starts processes, which die with the thread that started them: run in the main thread."
             )
-        num_environment_processes = max(1, len(os.sched_getaffinity(0)) // 4) if env.runs_in_processes else 0
+        default = max(1, len(os.sched_getaffinity(0)) // 4)
+        num_environment_processes = (spec.environment_processes or default) if env.runs_in_processes else 0
         run = ActiveRun(spec, env, self._pool, events, log_dir, max_requests, num_environment_processes)
         self._run = run
         try:

@@ -57,6 +57,9 @@ class EngineConfig:
     top_k: int = -1
     seed: int = 0
     environment_timeout: float = option(600.0, "seconds that one call into an environment may take")
+    environment_processes: int | None = option(
+        None, "processes that run environments; by default a quarter of the cores"
+    )
 
     def __post_init__(self) -> None:
         check_class(self, "schedule", (Schedule,))
@@ -64,6 +67,7 @@ class EngineConfig:
         check_class(self, "kv_cache", (KVCache,))
         check_choice(self, "sampling_policy", SAMPLING_POLICIES)
         check_number(self, "environment_timeout", above=0.0)
+        check_integer(self, "environment_processes", minimum=1, unit="processes", optional=True)
         _ = self.sampling  # Sampling checks the four options it is made of
         ages_kv = self.kv_cache.max_staleness > 0 or self.kv_cache.on_limit == "refill"
         if self.sampling_policy == "trajectory" and ages_kv:

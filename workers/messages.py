@@ -47,12 +47,14 @@ class ToolRecord(NamedTuple):
 
 
 class EnvironmentCall(NamedTuple):
-    """One call to a trajectory's environment. `call` is reset, turn, truncate or drop.
+    """One call to a trajectory's environment. `call` is reset, restore, turn, truncate or drop.
 
     reset: argument {"row": dict, "seed": int}. turn: {"text": str, "tool_calls": [{"id", "name", "arguments",
     "error"}], "num_tokens": int, "stopped": bool}. truncate: {"cause": str}. drop: {} (close without a reward). turn
     and truncate may hold "unseen": what the conversation got since the last call without the environment, in order:
-    turns as above, and {"messages": [...]}.
+    turns as above, and {"messages": [...]}. restore, in place of a reset, when the process was lost: its argument with
+    "messages" (the reset's), "turns": [{"turn": the argument, "messages": what followed, "rewrites": bool}], and, if
+    there were any, the last "snapshot" and "loss_mask_end".
     """
 
     request: int
@@ -65,11 +67,12 @@ class EnvironmentCall(NamedTuple):
 class EnvironmentReply(NamedTuple):
     """Its answer. `error` is null or one sentence; the other fields are then empty.
 
-    reset: result {"messages": [...], "tools": [schema, …], "wrap_up": [...]}, the last for the final answer's request.
-    turn: {"messages": [...], "max_turn_tokens": int | null} (with "rewrites": true the messages are the whole
-    conversation, in place of what was), or, when the episode has ended, {"messages": null, "reward": float}.
+    reset: result {"messages": [...], "tools": [schema, …], "wrap_up": [...], "recovery": str}, "wrap_up" for the final
+    answer's request. turn: {"messages": [...], "max_turn_tokens": int | null} (with "rewrites": true the messages are
+    the whole conversation, in place of what was), or, when the episode has ended, {"messages": null, "reward": float}.
     truncate: {"reward": float}. turn and truncate may hold "metrics": {name: float}, summed into `rollout/<name>`, and
-    "loss_mask_end": the generated tokens that are trained. After a reward the environment is closed and gone.
+    "loss_mask_end": the generated tokens that are trained. reset and turn may hold "snapshot": what a later restore
+    needs. After a reward the environment is closed and gone.
     """
 
     request: int

@@ -6,11 +6,14 @@ pickled. `-P` keeps the current directory out of its import path. It must be sta
 ties PR_SET_PDEATHSIG, by which it dies with its parent, to the thread that started it.
 """
 
+import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 from workers.errors import ChannelError
@@ -48,18 +51,20 @@ class WorkerProcess:
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return not self._has_ended(0.0)
 
     def kill(self) -> None:
-        if self.alive:
-            self._process.kill()
+        """With what it has started itself, as far as that is in its process group."""
+        if self._process.returncode is None:  # not reaped yet, so that its number is still its own
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
 
     def wait(self, timeout_seconds: float) -> bool:
-        """True when it has ended and been reaped."""
-        try:
-            self._process.wait(timeout_seconds)
-        except subprocess.TimeoutExpired:
+        """True when it has ended and been reaped; what it has left behind in its process group is killed then."""
+        if not self._has_ended(timeout_seconds):
             return False
+        self.kill()
+        self._process.wait()
         return True
 
     def close(self) -> None:
@@ -69,6 +74,14 @@ class WorkerProcess:
         if self.sentinel >= 0:
             os.close(self.sentinel)
             self.sentinel = -1
+
+    def _has_ended(self, timeout_seconds: float) -> bool:
+        """Whether it ends within that time; it is not reaped by asking."""
+        if self._process.returncode is not None:
+            return True
+        poll = select.poll()
+        poll.register(self.sentinel, select.POLLIN)
+        return bool(poll.poll(timeout_seconds * 1000))
 
     def describe_end(self) -> str:
         """How it ended, such as `was killed by SIGKILL` or `ended with status 1`."""
@@ -92,3 +105,29 @@ class WorkerProcess:
 
 def _python_path() -> list[str]:
     return [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and part != ROOT]
+
+
+def processor_ticks(pid: int, threads: Iterable[int]) -> dict[int, int]:
+    """Clock ticks that threads of a process have used of the processor, by the kernel's thread ids; without those that
+    have ended.
+    """
+    ticks = {}
+    for thread in threads:
+        fields = _stat_fields(f"/proc/{pid}/task/{thread}/stat")
+        if fields:
+            ticks[thread] = int(fields[11]) + int(fields[12])
+    return ticks
+
+
+def is_halted(pid: int) -> bool:
+    """Whether somebody has stopped the process (SIGSTOP, a debugger)."""
+    return _stat_fields(f"/proc/{pid}/stat")[:1] in (["T"], ["t"])
+
+
+def _stat_fields(path: str) -> list[str]:
+    """Those behind the command's name: the state first. Empty if the process is gone."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []

@@ -107,6 +107,9 @@ class OpenAIEndpoint(EnvSource):
     def call_timeout(self, timeout: float) -> float:
         return NO_TIMEOUT
 
+    def silence_timeout(self, timeout: float) -> float:
+        return self.idle_timeout
+
     async def serve(
         self, sampling: dict[str, Any], run_dir: Path, on_error: Callable[[Exception], None]
     ) -> "EndpointServer":

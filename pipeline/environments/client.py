@@ -1,85 +1,30 @@
 """The supervisor's end of the environments: calls out, replies in, one future per call.
 
 A host is an environment process, or the thread that stands in for one when the class can't be imported there. A
-trajectory's environment stays with one host from reset to its end.
+trajectory's environment stays with one host from reset to its end, unless that host is lost: its process was killed or
+died, and another one takes its place (`lost`, then `back`).
 """
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from pipeline.environments.handle import EnvironmentHandle, EnvironmentLost
 from pipeline.errors import RunError, TrajectoryError
 from workers.message_codec import encode
 from workers.messages import EnvironmentCall, EnvironmentReplies, EnvironmentReply, Environments, Message
 
-# What of a user's a call may be in: the host alone knows which, and one that hangs can't tell.
-METHODS = {"reset": "reset", "turn": "on_turn or reward", "truncate": "on_truncated", "drop": "close"}
-
-
-class Dropped(Exception):
-    """The environment was dropped while a call of it was under way."""
-
-
-class EnvironmentHandle:
-    """One trajectory's environment: `call` until a reply holds a reward, or `drop`."""
-
-    def __init__(self, client: "EnvironmentClient", host: int, group: int, member: int) -> None:
-        self._client = client
-        self._host = host
-        self._group = group
-        self._member = member
-        self._open = True
-        self._pending: tuple[str, asyncio.Future[EnvironmentReply]] | None = None  # the call under way
-        self._truncation: asyncio.Future[EnvironmentReply] | None = None  # by which `interrupt` ends a turn
-        client.num_open[host] += 1
-
-    async def call(self, call: str, argument: dict[str, Any]) -> EnvironmentReply:
-        """reset, turn or truncate (see `EnvironmentCall`). Raises TrajectoryError with the host's sentence if it
-        failed, and Dropped.
-
-        The reply of a turn that was interrupted is that of its truncation, unless the turn had its answer first.
-        """
-        future = self._client.send(self._host, self._group, self._member, call, argument)
-        self._pending = (call, future)
-        reply = await future
-        if self._truncation is not None and "reward" not in reply.result:
-            self._pending = ("truncate", self._truncation)
-            truncated = await self._truncation
-            if truncated.error is not None and reply.error is not None:  # whichever of the two says why
-                truncated = truncated._replace(error=f"{reply.error}; {truncated.error}")
-            reply = truncated
-        self._pending = None
-        if reply.error is not None:
-            self._close()
-            raise TrajectoryError(reply.error)
-        if "reward" in reply.result:
-            self._close()
-        return reply
-
-    def interrupt(self, cause: str) -> None:
-        """End a turn that is under way by a truncation with `cause`; any other call goes on."""
-        if self._pending is not None and self._pending[0] == "turn" and not self._pending[1].done():
-            self._truncation = self._client.send(self._host, self._group, self._member, "truncate", {"cause": cause})
-
-    def drop(self) -> None:
-        """Close it without a reward, and end a call that is under way; does nothing when it is closed already."""
-        if self._pending is not None and not self._pending[1].done():
-            self._pending[1].set_exception(Dropped())
-        if self._open:
-            self._close()
-            self._client.send(self._host, self._group, self._member, "drop", {}).add_done_callback(_ignore)
-
-    def _close(self) -> None:
-        if self._open:
-            self._open = False
-            self._client.num_open[self._host] -= 1
-
-
-def _ignore(future: asyncio.Future) -> None:
-    """A drop's reply says nothing, and at the end of a run it may never come."""
-    if not future.cancelled():
-        future.exception()
+# What of a user's a call may be in: the host alone knows which.
+METHODS = {
+    "reset": "reset",
+    "restore": "restore",
+    "turn": "on_turn or reward",
+    "truncate": "on_truncated",
+    "drop": "close",
+}
+MAX_DEATHS = 3  # of environment processes while a group's members were in user code there: the next one is no accident
 
 
 class EnvironmentClient:
@@ -87,22 +32,33 @@ class EnvironmentClient:
 
     def __init__(self, senders: list[Callable[[Message], None]], on_error: Callable[[Exception], None]) -> None:
         """on_error gets what goes wrong where nobody waits."""
-        self.num_open = [0] * len(senders)
+        self.open_at: list[set[EnvironmentHandle]] = [set() for _ in senders]
         self._senders = senders
         self._on_error = on_error
+        self._up = [True for _ in senders]
         self._numbers = 0
         self._outgoing: list[list[EnvironmentCall]] = [[] for _ in senders]
         # request -> future, call, when it was made, host
         self._pending: dict[int, tuple[asyncio.Future[EnvironmentReply], EnvironmentCall, float, int]] = {}
+        self._deaths: Counter[int] = Counter()  # by group: those in which it was in user code
         self._flush_due = False
         self._failure: Exception | None = None
 
+    @property
+    def num_open(self) -> list[int]:
+        """Environments on each host."""
+        return [len(handles) for handles in self.open_at]
+
     def open(self, group: int, member: int) -> EnvironmentHandle:
-        """An environment on the host that has the fewest."""
-        host = min(range(len(self._senders)), key=self.num_open.__getitem__)
-        return EnvironmentHandle(self, host, group, member)
+        """An environment of that trajectory's own, on a host from its first call on."""
+        return EnvironmentHandle(self, group, member)
+
+    def choose(self) -> int:
+        """The host that has the fewest environments, one that is there if any is."""
+        return min(range(len(self._senders)), key=lambda host: (not self._up[host], len(self.open_at[host])))
 
     def send(self, host: int, group: int, member: int, call: str, argument: dict[str, Any]) -> asyncio.Future:
+        """Ask; a host that is being replaced is asked when it is back."""
         loop = asyncio.get_running_loop()
         future = loop.create_future()
         if self._failure is not None:
@@ -112,9 +68,7 @@ class EnvironmentClient:
         record = EnvironmentCall(self._numbers, group, member, call, argument)
         self._pending[record.request] = (future, record, time.monotonic(), host)
         self._outgoing[host].append(record)
-        if not self._flush_due:
-            self._flush_due = True
-            loop.call_soon(self._flush)
+        self._flush_soon()
         return future
 
     def receive(self, message: Message) -> None:
@@ -125,13 +79,50 @@ class EnvironmentClient:
                 if not future.done():
                     future.set_result(reply)
 
-    def overdue(self, seconds: float) -> tuple[int, str] | None:
-        """The oldest call that has been out for more than `seconds`: its host, and the call in words."""
+    def lost(self, host: int, why: str, failed: Mapping[int, str], suspects: Collection[int] = ()) -> None:
+        """The host's process is gone, in one sentence `why`, and with it all its environments.
+
+        failed: what trajectories fail with, by request. suspects: requests that may have been its death; a group that
+        was in user code at MAX_DEATHS deaths fails at those. All others are told to start again (EnvironmentLost).
+        """
+        self._up[host] = False
+        self._outgoing[host].clear()
+        failed = dict(failed) | self._condemned(suspects, why)
+        for request, (future, _, _, at) in list(self._pending.items()):
+            if at != host:
+                continue
+            del self._pending[request]
+            if not future.done():
+                future.set_exception(TrajectoryError(failed[request]) if request in failed else EnvironmentLost(why))
+                future.exception()  # seen: a drop or an interruption has no waiter
+        handles, self.open_at[host] = self.open_at[host], set()
+        for handle in handles:
+            handle.note_lost(why)
+
+    def back(self, host: int) -> None:
+        """Another process is there, without any environment yet."""
+        self._up[host] = True
+        self._flush_soon()
+
+    def forget(self, group: int) -> None:
+        """The group has ended: no death counts against it any more."""
+        self._deaths.pop(group, None)
+
+    def call_of(self, request: int) -> EnvironmentCall | None:
+        """The call that is out under this number."""
+        return self._pending[request][1] if request in self._pending else None
+
+    def overdue(self, seconds: float) -> str | None:
+        """A call that has been out for longer than its host may take for all that is out there, `seconds` for each, in
+        words: no host's user code explains that.
+        """
+        waiting = Counter(host for *_, host in self._pending.values())
         for _, record, since, host in self._pending.values():
             age = time.monotonic() - since
             if age <= seconds:
                 return None  # calls are kept in the order they were made
-            return host, f"{_name(record)} has not come back for {age:.0f} s"
+            if self._up[host] and age > seconds * (1 + waiting[host]):
+                return f"{name_of(record)} has not come back for {age:.0f} s"
         return None
 
     def fail(self, error: Exception) -> None:
@@ -143,22 +134,40 @@ class EnvironmentClient:
                 future.exception()  # seen: a drop has no waiter
         self._pending.clear()
 
+    def _condemned(self, suspects: Collection[int], why: str) -> dict[int, str]:
+        """Count the death for the groups of the suspects; the sentences of those for whom it was one too many."""
+        calls = [call for request in suspects if (call := self.call_of(request)) is not None]
+        self._deaths.update({call.group for call in calls})
+        return {
+            call.request: f"{name_of(call)} was in user code, as its group had been at {MAX_DEATHS - 1} deaths of "
+            f"environment processes before, when its process died as well: {why}"
+            for call in calls
+            if self._deaths[call.group] >= MAX_DEATHS
+        }
+
+    def _flush_soon(self) -> None:
+        if not self._flush_due:
+            self._flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
     def _flush(self) -> None:
         self._flush_due = False
-        outgoing, self._outgoing = self._outgoing, [[] for _ in self._senders]
-        for host, calls in enumerate(outgoing):
-            if calls and self._failure is None:
-                try:
-                    self._senders[host](Environments(calls=calls))
-                except (TypeError, ValueError, OverflowError) as error:  # msgpack's, for what is no plain value
-                    names = ", ".join(map(_name, filter(_is_unencodable, calls)))
-                    self._on_error(
-                        RunError(f"What the environment is told can't be sent ({names}): {error}; use plain values.")
-                    )
+        for host, calls in enumerate(self._outgoing):
+            if not calls or not self._up[host] or self._failure is not None:
+                continue
+            self._outgoing[host] = []
+            try:
+                self._senders[host](Environments(calls=calls))
+            except (TypeError, ValueError, OverflowError) as error:  # msgpack's, for what is no plain value
+                names = ", ".join(map(name_of, filter(_is_unencodable, calls)))
+                self._on_error(
+                    RunError(f"What the environment is told can't be sent ({names}): {error}; use plain values.")
+                )
 
 
-def _name(call: EnvironmentCall) -> str:
-    return f"{METHODS[call.call]} of trajectory {call.group}.{call.member}"
+def name_of(call: EnvironmentCall, method: str = "") -> str:
+    """The call in words; method: of the user's, where that is known."""
+    return f"{method or METHODS[call.call]} of trajectory {call.group}.{call.member}"
 
 
 def _is_unencodable(call: EnvironmentCall) -> bool:

@@ -2,80 +2,36 @@
 
 Pure asyncio, one event loop. The environment process uses it, and so does a thread of the supervisor for classes that
 cannot be imported. Coroutines of users run on the loop, plain tools in threads, plain `reset`, `on_turn`, `reward` and
-`on_truncated` inline (graders use `signal.alarm`, which works on the main thread only). Every call has a deadline: then
-it is cancelled and answered with an error. What blocks the loop itself can only be ended from outside.
+`on_truncated` inline (graders use `signal.alarm`, which works on the main thread only). Every call has a deadline, in
+time of its own (`call_time.py`): then it is cancelled and answered with an error. What blocks the loop itself, and what
+goes on although it was cancelled, can only be ended from outside: the activity board names it.
 """
 
 import asyncio
+import contextvars
 import functools
 import inspect
 import logging
 import random
-import time
-from collections.abc import Callable, Mapping
-from types import CoroutineType
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pipeline.data.dataset import ENVIRONMENT_KEY
-from pipeline.env import Env, TrajectoryView, TurnResult, as_messages, cut_tool_message
+from pipeline.env import ChatMessage, Env, TrajectoryView, TurnResult, as_messages, check_recovery, cut_tool_message
+from pipeline.environments.activity import ActivityBoard, private_board
+from pipeline.environments.call_time import CALL, CallTime, LoopTime
+from pipeline.environments.running_call import Episode, Refused, RunningCall
 from pipeline.environments.tool_calls import failure_text, sendable
-from pipeline.environments.values import catch_up, finite, mask_end_of
+from pipeline.environments.values import catch_up, finite, mask_end_of, plain_snapshot, tell_again
 from pipeline.tools import tools_of
 from workers.messages import EnvironmentCall, EnvironmentReply
 
 GRACE_SECONDS = 5.0  # what a cancelled call has to end in, before it is answered without it
+LEAST_SECONDS = 0.001  # a call with less left than this has used its time up
 
 LOGGER = "headway.environment"  # what users' code raises, with its trace
 
 _log = logging.getLogger(LOGGER)
-
-
-class _Refused(Exception):
-    """A failure that is its own sentence: nothing was raised by user code."""
-
-
-class _Episode:
-    """One environment with its view; `running` is the call that user code is in."""
-
-    __slots__ = ("env", "key", "name", "row", "running", "view")
-
-    def __init__(self, key: tuple[int, int], row: dict[str, Any], name: str) -> None:
-        self.key = key  # group, member
-        self.env: Env | None = None
-        self.name = name  # the environment's, for messages
-        self.row = row
-        self.view: TrajectoryView | None = None
-        self.running: _Running | None = None
-
-
-class _Running:
-    """One call from its arrival to its reply."""
-
-    __slots__ = ("answer", "call", "episode", "expired", "interrupted_by", "method", "started", "task", "timer")
-
-    def __init__(self, call: EnvironmentCall, answer: Callable[[EnvironmentReply], None]) -> None:
-        self.call = call
-        self.answer: Callable[[EnvironmentReply], None] | None = answer  # None once the reply is out
-        self.episode: _Episode | None = None  # once the call has found or made it
-        self.expired = False
-        self.interrupted_by: str | None = None
-        self.method = call.call
-        self.started = time.perf_counter()
-        self.task: asyncio.Task | None = None
-        self.timer: asyncio.TimerHandle | None = None
-
-    async def settle(self, value: Any) -> Any:
-        """The value of a user's method, plain or a coroutine; `CancelledError` also if it ignored a cancellation."""
-        if type(value) is CoroutineType or inspect.isawaitable(value):
-            value = await value
-            if self.expired or self.interrupted_by is not None:
-                raise asyncio.CancelledError
-        return value
-
-    def reply(self, result: dict[str, Any], tools: list, error: str | None) -> None:
-        if self.answer is not None:
-            answer, self.answer = self.answer, None
-            answer(EnvironmentReply(self.call.request, result, tools, time.perf_counter() - self.started, error))
 
 
 class EnvironmentHost:
@@ -94,15 +50,24 @@ class EnvironmentHost:
         name: str,
         grace: float = GRACE_SECONDS,
         max_tool_chars: int | None = None,
+        board: ActivityBoard | None = None,
     ) -> None:
+        """board: where others see who is in user code."""
+        self._time = LoopTime(private_board() if board is None else board)
         self._make_env = make_env
         self._max_tool_chars = max_tool_chars
         self._timeout = timeout
         self._grace = grace
         self._name = name
-        self._episodes: dict[tuple[int, int], _Episode] = {}
+        self._episodes: dict[tuple[int, int], Episode] = {}
         self._tasks: set[asyncio.Task] = set()  # the loop itself keeps only weak references
-        self._steps = {"reset": self._reset, "turn": self._turn, "truncate": self._truncate, "drop": self._drop}
+        self._steps = {
+            "reset": self._reset,
+            "restore": self._restore,
+            "turn": self._turn,
+            "truncate": self._truncate,
+            "drop": self._drop,
+        }
 
     @property
     def num_episodes(self) -> int:
@@ -114,8 +79,12 @@ class EnvironmentHost:
         `truncate` and `drop` interrupt a `reset` or `turn` of the same trajectory: that is answered with an error.
         """
         loop = asyncio.get_running_loop()
-        running = _Running(call, answer)
-        running.task = loop.create_task(self._run(running))
+        self._time.attach(loop)
+        running = RunningCall(call, answer, CallTime(self._time, call.request))
+        context = contextvars.copy_context()
+        context.run(CALL.set, running.time)
+        self._time.num_calls += 1
+        running.task = loop.create_task(self._run(running), context=context)
         running.timer = loop.call_later(self._timeout, self._expire, running)
         self._tasks.add(running.task)
         running.task.add_done_callback(functools.partial(self._ended, running))
@@ -137,73 +106,85 @@ class EnvironmentHost:
         closing = [asyncio.ensure_future(self._close(episode)) for episode in episodes]
         if closing:
             await asyncio.wait(closing, timeout=self._grace)
+        self._time.detach()
 
-    def _ended(self, running: _Running, task: asyncio.Task) -> None:
+    def _ended(self, running: RunningCall, task: asyncio.Task) -> None:
         self._tasks.discard(task)
+        self._time.num_calls -= 1
         running.timer.cancel()
+        if running.release is not None:
+            running.release()
         if task.cancelled():  # before its first step
             running.reply({}, [], f"{self._where(running.call, running.method)} was cancelled by the end of the run")
 
-    async def _run(self, running: _Running) -> None:
+    async def _run(self, running: RunningCall) -> None:
         call = running.call
         result, tools, error = {}, [], None
         try:
             result, tools = await self._steps[call.call](running)
         except BaseException as failure:  # the border to user code: whatever it raises (SystemExit too) is answered
             error = self._sentence(running, failure)
-            if not isinstance(failure, (_Refused, asyncio.CancelledError)):
+            if not isinstance(failure, (Refused, asyncio.CancelledError)):
                 _log.warning("%s", error, exc_info=failure)
             episode = running.episode
             if episode is not None and episode.running is running and self._forget(episode):
                 await self._close(episode)
         running.reply(result, tools, error)
 
-    def _expire(self, running: _Running) -> None:
+    def _expire(self, running: RunningCall) -> None:
         if running.answer is None:  # replied in this very tick
             return
+        loop = asyncio.get_running_loop()
+        left = self._timeout - running.time.used_ns() / 1e9
+        if left > LEAST_SECONDS:  # others held the loop meanwhile
+            running.timer = loop.call_later(left, self._expire, running)
+            return
         running.expired = True
-        running.timer = asyncio.get_running_loop().call_later(self._grace, self._abandon, running)
+        running.timer = loop.call_later(self._grace, self._abandon, running)
         running.task.cancel()
 
-    def _abandon(self, running: _Running) -> None:
+    def _abandon(self, running: RunningCall) -> None:
         if running.episode is not None and running.episode.running is running:
             self._forget(running.episode)
+        running.release = running.time.stays()
         running.reply({}, [], f"{self._sentence(running, None)}, and does not end when cancelled")
 
     # The steps: each returns the result and the tool records of its reply.
 
-    async def _reset(self, running: _Running) -> tuple[dict, list]:
-        call = running.call
-        if (call.group, call.member) in self._episodes:
-            raise _Refused(f"{self._where(call, 'reset')} came while its environment is open; close it with drop first")
-        episode = running.episode = _Episode((call.group, call.member), call.argument["row"], self._name)
-        self._episodes[episode.key] = episode
-        episode.running = running
-        running.method = "__init__"
-        make_env = self._make_env
-        if isinstance(make_env, Mapping):  # the supervisor has checked that every row names one
-            episode.name = episode.row[ENVIRONMENT_KEY]
-            make_env = make_env[episode.name]
-        env = make_env()
-        env.rng = random.Random(call.argument["seed"])
-        episode.env = env
-        running.method = "reset"
+    async def _reset(self, running: RunningCall) -> tuple[dict, list]:
+        episode = self._new_episode(running)
+        env = episode.env
+        running.enter("reset")
         messages = as_messages(await running.settle(env.reset(episode.row)), f"{episode.name}.reset")
         schemas = [spec.schema for spec, _ in tools_of(env).values()]
         wrap_up = as_messages(env.wrap_up, f"{episode.name}.wrap_up")
-        episode.view = TrajectoryView(call.group, call.member, list(messages))
-        episode.view.max_tool_chars = self._max_tool_chars
+        recovery = check_recovery(env.recovery, episode.name)
+        episode.view = self._new_view(running.call, messages)
+        result = {"messages": messages, "tools": schemas, "wrap_up": wrap_up, "recovery": recovery}
+        result |= await self._snapshot(running)
         episode.running = None
-        return {"messages": messages, "tools": schemas, "wrap_up": wrap_up}, []
+        return result, []
 
-    async def _turn(self, running: _Running) -> tuple[dict, list]:
+    async def _restore(self, running: RunningCall) -> tuple[dict, list]:
+        """Another instance goes on where one was lost with its process."""
+        episode, story = self._new_episode(running), running.call.argument
+        episode.view = self._new_view(running.call, story["messages"])
+        tell_again(episode.view, story["turns"])
+        episode.view.loss_mask_end = story.get("loss_mask_end")
+        if episode.env.recovery == "snapshot":
+            running.enter("restore")
+            await running.settle(episode.env.restore(story["snapshot"]))
+        episode.running = None
+        return {}, []
+
+    async def _turn(self, running: RunningCall) -> tuple[dict, list]:
         episode = self._open_episode(running, "turn")
         view, argument = episode.view, running.call.argument
         catch_up(view, [*argument.get("unseen", ()), argument])
         view.tool_records = []
         view.running_tools.clear()
         view.rewritten, view.in_turn = False, True
-        running.method = "on_turn"
+        running.enter("on_turn")
         try:
             outcome = await running.settle(episode.env.on_turn(view))
         finally:
@@ -217,7 +198,7 @@ class EnvironmentHost:
             }
         tools = view.tool_records
         if outcome is None or outcome.done:
-            running.method = "reward"
+            running.enter("reward")
             reward = finite(await running.settle(episode.env.reward(view, episode.row)), "reward")
             result |= mask_end_of(view)
             await self._finish(running)
@@ -226,24 +207,25 @@ class EnvironmentHost:
             messages = as_messages(outcome.messages, f"{episode.name}.on_turn")
             messages = [cut_tool_message(message, self._max_tool_chars) for message in messages]
             view.messages.extend(messages)
-            episode.running = None
             result |= mask_end_of(view)
             result["messages"], result["max_turn_tokens"] = messages, outcome.max_turn_tokens
             if view.rewritten:
                 result["messages"], result["rewrites"] = list(view.messages), True
+            result |= await self._snapshot(running)
+            episode.running = None
         return result, tools
 
-    async def _truncate(self, running: _Running) -> tuple[dict, list]:
+    async def _truncate(self, running: RunningCall) -> tuple[dict, list]:
         episode = self._episodes.get((running.call.group, running.call.member))
         if episode is None:
-            raise _Refused(f"{self._where(running.call, 'truncate')} came when it had no environment")
+            raise Refused(f"{self._where(running.call, 'truncate')} came when it had no environment")
         interrupted, episode.running = episode.running, running
         running.episode = episode
         if not await self._interrupt(interrupted, "truncate"):
-            raise _Refused(f"{self._where(running.call, interrupted.method)} does not end when interrupted by truncate")
+            raise Refused(f"{self._where(running.call, interrupted.method)} does not end when interrupted by truncate")
         if episode.view is None:
-            raise _Refused(f"{self._where(running.call, 'truncate')} came before its reset had ended")
-        running.method = "on_truncated"
+            raise Refused(f"{self._where(running.call, 'truncate')} came before its reset had ended")
+        running.enter("on_truncated")
         catch_up(episode.view, running.call.argument.get("unseen", ()))
         cause = running.call.argument["cause"]
         reward = finite(await running.settle(episode.env.on_truncated(episode.view, episode.row, cause)), "reward")
@@ -251,28 +233,59 @@ class EnvironmentHost:
         await self._finish(running)
         return {"reward": reward} | mask_end, []
 
-    async def _drop(self, running: _Running) -> tuple[dict, list]:
+    async def _drop(self, running: RunningCall) -> tuple[dict, list]:
         """Close without a reward; an environment that is not (or no longer) there is as good as dropped."""
         episode = self._episodes.pop((running.call.group, running.call.member), None)
         if episode is not None:
             await self._interrupt(episode.running, "drop")
-            running.method = "close"
+            running.enter("close")
             await self._close(episode)
         return {}, []
 
-    def _open_episode(self, running: _Running, call: str) -> _Episode:
+    def _new_episode(self, running: RunningCall) -> Episode:
+        """An instance of its own for a trajectory that has none here."""
+        call = running.call
+        if (call.group, call.member) in self._episodes:
+            raise Refused(
+                f"{self._where(call, call.call)} came while its environment is open; close it with drop first"
+            )
+        episode = running.episode = Episode((call.group, call.member), call.argument["row"], self._name)
+        self._episodes[episode.key] = episode
+        episode.running = running
+        running.enter("__init__")
+        make_env = self._make_env
+        if isinstance(make_env, Mapping):  # the supervisor has checked that every row names one
+            episode.name = episode.row[ENVIRONMENT_KEY]
+            make_env = make_env[episode.name]
+        env = make_env()
+        env.rng = random.Random(call.argument["seed"])
+        episode.env = env
+        return episode
+
+    def _new_view(self, call: EnvironmentCall, messages: Sequence[ChatMessage]) -> TrajectoryView:
+        view = TrajectoryView(call.group, call.member, list(messages))
+        view.max_tool_chars = self._max_tool_chars
+        return view
+
+    async def _snapshot(self, running: RunningCall) -> dict[str, Any]:
+        """An entry of the reply: what the user's `restore` goes on from, if the environment works by snapshots."""
+        env = running.episode.env
+        if env.recovery != "snapshot":
+            return {}
+        running.enter("snapshot")
+        return {"snapshot": plain_snapshot(await running.settle(env.snapshot()))}
+
+    def _open_episode(self, running: RunningCall, call: str) -> Episode:
         episode = self._episodes.get((running.call.group, running.call.member))
         if episode is None:
-            raise _Refused(f"{self._where(running.call, call)} came without a reset before it")
+            raise Refused(f"{self._where(running.call, call)} came without a reset before it")
         if episode.running is not None:
-            raise _Refused(
-                f"{self._where(running.call, call)} came while its {episode.running.call.call} is unanswered"
-            )
+            raise Refused(f"{self._where(running.call, call)} came while its {episode.running.call.call} is unanswered")
         episode.running = running
         running.episode = episode
         return episode
 
-    async def _interrupt(self, running: _Running | None, by: str) -> bool:
+    async def _interrupt(self, running: RunningCall | None, by: str) -> bool:
         """Cancel a call and wait for its end; False if it does not end within the grace."""
         if running is None:
             return True
@@ -281,19 +294,19 @@ class EnvironmentHost:
         await asyncio.wait({running.task}, timeout=self._grace)
         return running.task.done()
 
-    async def _finish(self, running: _Running) -> None:
-        running.method = "close"
+    async def _finish(self, running: RunningCall) -> None:
+        running.enter("close")
         self._forget(running.episode)
         await self._close(running.episode)
 
-    def _forget(self, episode: _Episode) -> bool:
+    def _forget(self, episode: Episode) -> bool:
         """Make room for a new environment of this trajectory; False if it was no longer known."""
         if self._episodes.get(episode.key) is not episode:
             return False
         del self._episodes[episode.key]
         return True
 
-    async def _close(self, episode: _Episode) -> None:
+    async def _close(self, episode: Episode) -> None:
         """Call the user's `close`, if there is one. It comes after the outcome, so what it raises is only logged."""
         env, episode.env = episode.env, None
         if env is None or type(env).close is Env.close:
@@ -309,7 +322,7 @@ class EnvironmentHost:
     def _where(self, call: EnvironmentCall, method: str, name: str | None = None) -> str:
         return f"{name or self._name}.{method} of trajectory {call.group}.{call.member}"
 
-    def _sentence(self, running: _Running, failure: BaseException | None) -> str:
+    def _sentence(self, running: RunningCall, failure: BaseException | None) -> str:
         name = running.episode.name if running.episode is not None else self._name
         where = self._where(running.call, running.method, name)
         if running.method == "on_turn" and running.episode.view.running_tools:
@@ -318,6 +331,6 @@ class EnvironmentHost:
             return f"{where} was interrupted by {running.interrupted_by}"
         if running.expired:
             return f"{where} took longer than environment_timeout = {self._timeout:g} s"
-        if isinstance(failure, _Refused):
+        if isinstance(failure, Refused):
             return str(failure)
         return f"{where} failed with {failure_text(failure)}"

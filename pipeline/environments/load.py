@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline.config_checks import shown
 from pipeline.env import Env, check_env_class
+from pipeline.environments.tool_calls import failure_text
 from pipeline.errors import ConfigError, ConfigTypeError
 from workers.errors import ImportPathError
 from workers.import_path import find_object
@@ -55,3 +56,19 @@ def load_env_makers(
         env_class = load_env_class(path)
         makers[name] = functools.partial(env_class, **check_arguments(env_class, arguments.get(name, {})))
     return makers, ", ".join(makers)
+
+
+def make_first(make_env: MakeEnv | dict[str, MakeEnv], name: str) -> MakeEnv | dict[str, MakeEnv]:
+    """`make_env`, tried once: a class that can't be made is told before a model is loaded. What was made is the first
+    instance that the returned function gives. Raises ConfigError.
+    """
+    if isinstance(make_env, Mapping):
+        return {part: make_first(make, part) for part, make in make_env.items()}
+    try:
+        made = [make_env()]
+    except Exception as failure:  # whatever the user's __init__ raises
+        raise ConfigError(
+            f"The environment {name} can't be made: {failure_text(failure)}. Its __init__ gets env_arguments by name. "
+            "Correct them or the class."
+        ) from failure
+    return lambda: made.pop() if made else make_env()

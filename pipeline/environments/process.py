@@ -1,24 +1,42 @@
 """The environment process: calls in, replies out, users' classes in between.
 
 The story of `serve`: import the environment class that the start message names, say ready, then answer `Environments`
-messages until `Stop`, or until the next run's `Start`. `Start.config` holds `sys_path` (directories of the user's
-modules), `environment` (`"module:QualName"`; for a mix, such by name), `arguments` (keyword arguments of the class; for
-a mix, those of each by name), `environment_timeout` (seconds per call) and `max_tool_chars` (where a tool's result is
-cut). No torch is loaded here.
+messages until `EndRun` closes them all, and wait for the next run's `Start`, or `Stop`. `Start.config` holds `sys_path`
+(directories of the user's modules), `environment` (`"module:QualName"`; for a mix, such by name), `arguments` (keyword
+arguments of the class; for a mix, those of each by name), `environment_timeout` (seconds per call), `max_tool_chars`
+(where a tool's result is cut), `activity` (the block that tells what this process is at) and `try_first` (whether to
+make an instance before saying ready). No torch is loaded here.
 """
 
 import asyncio
+import os
 from typing import Any, Protocol
 
+from pipeline.environments.activity import ActivityBoard
 from pipeline.environments.host import EnvironmentHost
-from pipeline.environments.load import load_env_makers
+from pipeline.environments.load import load_env_makers, make_first
 from pipeline.errors import RunError
+from shm.block import Block
 from workers.import_path import take_search_path
-from workers.messages import EnvironmentReplies, EnvironmentReply, Environments, Message, Ready, Start, Stop
+from workers.messages import (
+    EndRun,
+    EnvironmentReplies,
+    EnvironmentReply,
+    Environments,
+    Message,
+    Ready,
+    RunEnded,
+    Start,
+    Stop,
+)
+
+IDLE_SECONDS = 3600.0  # how long one look for the next run's start takes; an idle process dies with its supervisor
 
 
 class Link(Protocol):
     """What is used of `workers.channel.WorkerChannel`."""
+
+    incarnation: int
 
     def fileno(self) -> int:
         """ZeroMQ's descriptor: readable on an *edge*, so read until nothing is left, also after each send."""
@@ -38,8 +56,8 @@ class Server:
         self._replies: list[EnvironmentReply] = []
         self._stopped: asyncio.Future | None = None
 
-    async def run(self) -> dict[str, Any] | None:
-        """Serve until `Stop` (None) or `Start` (its config); raises what the link raises."""
+    async def run(self) -> Message:
+        """Serve until `EndRun`, `Stop` or `Start`, which is returned; raises what the link raises."""
         loop = asyncio.get_running_loop()
         self._stopped = loop.create_future()
         loop.add_reader(self._link.fileno(), self._read)
@@ -52,7 +70,7 @@ class Server:
 
     def _read(self) -> None:
         try:
-            while (message := self._link.receive(0)) is not None:
+            while not self._stopped.done() and (message := self._link.receive(0)) is not None:
                 self._take(message)
         except Exception as failure:  # raised in a callback, it would be logged and lost: hand it to `run`
             self._fail(failure)
@@ -61,12 +79,11 @@ class Server:
         if isinstance(message, Environments):
             for call in message.calls:
                 self._host.start(call, self._collect)
-        elif isinstance(message, (Stop, Start)):
-            if not self._stopped.done():
-                self._stopped.set_result(message.config if isinstance(message, Start) else None)
+        elif isinstance(message, EndRun | Stop | Start):
+            self._stopped.set_result(message)
         else:
             raise RunError(
-                f"The environment process got {type(message).__name__}. It takes Environments, Start and Stop. "
+                f"The environment process got {type(message).__name__}. It takes Environments, EndRun, Start and Stop. "
                 "This is a mistake of the supervisor."
             )
 
@@ -93,11 +110,31 @@ def serve(link: Link, config: dict[str, Any]) -> dict[str, Any] | None:
     """One run; returns the next one's config, or None when told to stop."""
     take_search_path(config["sys_path"])
     make_env, name = load_env_makers(config["environment"], config["arguments"])
-    host = EnvironmentHost(
-        make_env,
-        timeout=config["environment_timeout"],
-        max_tool_chars=config["max_tool_chars"],
-        name=name,
-    )
-    link.send(Ready(detail={}))
-    return asyncio.run(Server(link, host).run())
+    with Block.open(config["activity"]["path"], config["activity"]["num_bytes"]) as block:
+        board = ActivityBoard(block.view)
+        board.introduce(os.getpid(), link.incarnation)
+        host = EnvironmentHost(
+            make_first(make_env, name) if config["try_first"] else make_env,
+            timeout=config["environment_timeout"],
+            max_tool_chars=config["max_tool_chars"],
+            name=name,
+            board=board,
+        )
+        link.send(Ready(detail={}))
+        # Without asyncio.run: at its end it would wait for threads in which users' code may never return.
+        loop = asyncio.new_event_loop()
+        try:
+            ending = loop.run_until_complete(Server(link, host).run())
+        finally:
+            loop.close()
+    return _next_config(link, ending)
+
+
+def _next_config(link: Link, ending: Message) -> dict[str, Any] | None:
+    """The config of the next run, or None to end."""
+    message: Message | None = ending
+    while not isinstance(message, Start | Stop):  # whatever else comes belongs to the run that is over
+        if isinstance(message, EndRun):
+            link.send(RunEnded())
+        message = link.receive(IDLE_SECONDS)
+    return message.config if isinstance(message, Start) else None

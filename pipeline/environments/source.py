@@ -112,6 +112,10 @@ class EnvSource:
         """Seconds that one call may take, where the run's `environment_timeout` is `timeout`."""
         return timeout
 
+    def silence_timeout(self, timeout: float) -> float:
+        """Seconds for which the event loop of users' code may stand still."""
+        return timeout
+
     def start_config(self, timeout: float, max_tool_chars: int | None) -> dict[str, Any]:
         """What an environment process is told."""
         paths = {name: part.path for name, part in self.parts.items()}

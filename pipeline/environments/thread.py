@@ -6,9 +6,11 @@ It answers the same calls as an environment process. A call that never returns c
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Callable
 
+from pipeline.environments.activity import ActivityBoard
 from pipeline.environments.host import LOGGER, EnvironmentHost
 from pipeline.environments.load import MakeEnv
 from workers.messages import EnvironmentReplies, EnvironmentReply, Environments, Message
@@ -26,10 +28,12 @@ class EnvironmentThread:
         timeout: float,
         max_tool_chars: int | None,
         log_path: str,
+        board: ActivityBoard,
     ) -> None:
         """make_env and name as for an `EnvironmentHost`."""
         self._make_env = make_env
         self._name = name
+        self._board = board
         self._timeout = timeout
         self._max_tool_chars = max_tool_chars
         self._loop = asyncio.new_event_loop()
@@ -61,8 +65,13 @@ class EnvironmentThread:
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
+        self._board.introduce(os.getpid(), 0)
         self._host = EnvironmentHost(
-            self._make_env, timeout=self._timeout, name=self._name, max_tool_chars=self._max_tool_chars
+            self._make_env,
+            timeout=self._timeout,
+            name=self._name,
+            max_tool_chars=self._max_tool_chars,
+            board=self._board,
         )
         self._loop.run_forever()
         self._loop.run_until_complete(self._host.close())

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from pipeline.environments.call_time import noted
+
 IDLE_SECONDS = 30.0  # a thread without work ends after this
 
 
@@ -38,7 +40,7 @@ class ToolThreads:
             if needs_thread:
                 self._idle += 1
                 self.num_threads += 1
-        self._work.put((function, loop, future))
+        self._work.put((noted(function), loop, future))
         if needs_thread:
             threading.Thread(target=self._serve, name="headway-tool", daemon=True).start()
         return future

@@ -5,10 +5,14 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+import msgpack
+
 from pipeline.chat.format import assistant_message
 from pipeline.config_checks import MAX_COUNT, shown
+from pipeline.data.dataset import why_not_plain
 from pipeline.env import ToolCall, TrajectoryView, Turn
 
+MAX_SNAPSHOT_BYTES = 1 << 20
 LARGEST_NUMBER = 1e100  # of a reward or metric: means and deviations square and sum what they are given
 
 
@@ -21,6 +25,33 @@ def catch_up(view: TrajectoryView, entries: Iterable[dict[str, Any]]) -> None:
             turn = _turn_of(entry)
             view.turns.append(turn)
             view.messages.append(assistant_message(turn.text, [asdict(call) for call in turn.tool_calls]))
+
+
+def tell_again(view: TrajectoryView, turns: Iterable[dict[str, Any]]) -> None:
+    """Put turns of an environment that was lost, with what it said to each, into the view of the one that goes on.
+
+    Each is {"turn": the call's argument, "messages": the reply's, "rewrites": whether these replaced all so far}.
+    """
+    for one in turns:
+        catch_up(view, [*one["turn"].get("unseen", ()), one["turn"]])
+        if one["rewrites"]:
+            view.messages = list(one["messages"])
+        else:
+            view.messages.extend(one["messages"])
+
+
+def plain_snapshot(state: Any) -> Any:
+    """What `snapshot` gave, if a message can carry it. Raises TypeError or ValueError in one sentence."""
+    why = why_not_plain(state)
+    if why is not None:
+        raise TypeError(f"snapshot gave {shown(state)}, which can't be sent ({why}); give plain values")
+    num_bytes = len(msgpack.packb(state))
+    if num_bytes > MAX_SNAPSHOT_BYTES:
+        raise ValueError(
+            f"snapshot gave {num_bytes:,} bytes; it travels with every turn, so it may have {MAX_SNAPSHOT_BYTES:,} at "
+            "most: keep what is large in files, and their names in the snapshot"
+        )
+    return state
 
 
 def mask_end_of(view: TrajectoryView) -> dict[str, int]:

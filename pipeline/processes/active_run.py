@@ -4,33 +4,39 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
 
 from pipeline.endpoint.openai_endpoint import OpenAIEndpoint
+from pipeline.environments.activity import private_board
 from pipeline.environments.client import EnvironmentClient
 from pipeline.environments.source import EnvSource
 from pipeline.environments.thread import EnvironmentThread
 from pipeline.errors import RunError
 from pipeline.events import EventLog
 from pipeline.gather import gather_all
+from pipeline.processes.environment_watch import EnvironmentWatch
 from pipeline.processes.learner_client import LearnerClient
+from pipeline.processes.restarts import Restarts
 from pipeline.processes.run_blocks import RunBlocks
-from pipeline.processes.run_workers import RunWorkers
+from pipeline.processes.run_workers import RunWorkers, process_name
 from pipeline.processes.sampler_client import RequestLimit, SamplerClient
 from pipeline.processes.slot_table import SlotTable
-from pipeline.processes.worker_handle import WorkerHandle
 from pipeline.processes.worker_pool import WorkerPool
 from pipeline.processes.worker_watch import WorkerWatch
 from pipeline.run_spec import RunSpec
 from shm.errors import HeadwayError
+from shm.ledger import WorkerRow
 from workers.errors import CheckpointError, WorkerDied, WorkerFailed
 from workers.messages import Message
 from workers.model_config import layout
 
 if TYPE_CHECKING:
     from pipeline.endpoint.server import EndpointServer
+
+WATCH_SECONDS = 1.0  # between two looks at who stands still
 
 
 class ActiveRun:
@@ -63,7 +69,13 @@ class ActiveRun:
         self.learner = LearnerClient(self.workers.learner.send, self._blocks.batches)
         self.environments: EnvironmentClient | None = None
         self.endpoint: EndpointServer | None = None  # where agents drive the rollouts
-        self._watch = WorkerWatch(self.workers, self.ledger, events, self._start_sampler, self.fail)
+        self._watch = WorkerWatch(self.workers, self.ledger)
+        self._sampler_restarts = Restarts("Samplers", self.workers, events, self.fail)
+        self._environment_restarts = Restarts("Environment processes", self.workers, events, self.fail)
+        boards = [self._blocks.activity_board() for _ in self.workers.environments]
+        self._boards = [board for board, _ in boards]
+        self._board_fields = [fields for _, fields in boards]
+        self._environment_watch: EnvironmentWatch | None = None
         self._thread: EnvironmentThread | None = None
         self._slot_fields: dict[str, Any] = {}
         self._tasks: set[asyncio.Task] = set()
@@ -71,28 +83,38 @@ class ActiveRun:
 
     @property
     def num_restarts(self) -> int:
-        """Of samplers, so far."""
-        return self._watch.num_restarts
+        """Of samplers and environment processes, so far."""
+        return self._sampler_restarts.count + self._environment_restarts.count
+
+    @property
+    def time_rows(self) -> dict[str, WorkerRow]:
+        """Where each process that has one books its time, by process name."""
+        rows = {name: self.ledger.worker(index) for name, index in self.workers.ledger_rows.items()}
+        boards = zip(self.workers.environments, self._boards, strict=True)
+        return rows | {process_name(handle): board.row for handle, board in boards}
 
     # --- start and end -------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Start (or use again) all processes and bring them to this run's first version."""
+        """Start (or use again) all processes and bring them to this run's first version.
+
+        Users' code comes first: what can't be imported or made costs no loading of a model.
+        """
         self.workers.take_all(on_death=self.fail)
         try:
             if isinstance(self._env, OpenAIEndpoint):  # first: a port that is taken is known at once
                 self.endpoint = await self._env.serve(self.spec.sampling, Path(self._log_dir).parent, self._broke)
-            environments = [self._start_environment(handle) for handle in self.workers.environments]
-            await gather_all(self._start_model(), *environments)
+            self.environments = self._open_environments()
+            hosts = range(len(self.workers.environments))
+            await gather_all(*(self._start_environment(host, try_first=True) for host in hosts))
+            await self._start_model()
             if self.failure is not None:  # a worker was ready, and died before the others were
                 raise self.failure
         except BaseException:
             self.workers.discard_unready()
             raise
         self.workers.learner.on_message = self.learner.receive
-        self.environments = self._open_environments()
-        timeout = self._env.call_timeout(self.spec.environment_timeout)
-        self._spawn_task(self._watch.watch(self.environments, timeout))
+        self._spawn_task(self._look_after())
 
     async def _start_model(self) -> None:
         """The learner, which makes version 0, then the samplers."""
@@ -102,25 +124,48 @@ class ActiveRun:
         self.slots.published(0, 0)
         await gather_all(*(self._start_sampler(i) for i in range(len(self.samplers))))
 
-    async def _start_environment(self, handle: WorkerHandle) -> None:
+    async def _start_environment(self, host: int, *, try_first: bool = False) -> None:
+        """try_first: the class is tried before the process says that it is ready."""
+        handle = self.workers.environments[host]
         config = self._env.start_config(self.spec.environment_timeout, self.spec.max_tool_chars)
-        await self.workers.start(handle, config, self.fail)
+        config |= {"activity": self._board_fields[host], "try_first": try_first}
+        await self.workers.start(handle, config, lambda error: self._environment_died(host, error))
+        handle.on_message = self.environments.receive
+        self.environments.back(host)
 
     def _open_environments(self) -> EnvironmentClient:
+        handles = self.workers.environments
         if self._env.runs_in_thread:
+            self._boards = [private_board()]
             self._thread = EnvironmentThread(
                 *self._env.load_makers(),
                 self.spec.environment_timeout,
                 self.spec.max_tool_chars,
                 os.path.join(self._log_dir, "environment-thread.log"),
+                self._boards[0],
             )
             client = EnvironmentClient([self._thread.send], self._broke)
             self._thread.start(self._guarded(client.receive))
-            return client
-        client = EnvironmentClient([handle.send for handle in self.workers.environments], self._broke)
-        for handle in self.workers.environments:
-            handle.on_message = client.receive
+        else:
+            client = EnvironmentClient([handle.send for handle in handles], self._broke)
+        self._environment_watch = EnvironmentWatch(
+            client,
+            self._boards,
+            handles,
+            self._environment_restarts,
+            timeout=self._env.call_timeout(self.spec.environment_timeout),
+            silence=self._env.silence_timeout(self.spec.environment_timeout),
+            log_dir=self._log_dir,
+            fail=self.fail,
+        )
         return client
+
+    async def _look_after(self) -> None:
+        """Bounds on the waits that no process's death ends."""
+        while self.failure is None:
+            await asyncio.sleep(WATCH_SECONDS)
+            self._watch.look()
+            self._environment_watch.look()
 
     async def _start_sampler(self, index: int) -> None:
         handle, client = self.workers.samplers[index], self.samplers[index]
@@ -157,7 +202,8 @@ class ActiveRun:
             if self.endpoint is not None:
                 await self.endpoint.close()
             # Samplers first: what they have mapped by a CUDA IPC handle must not be freed before they have let go.
-            await gather_all(*(handle.end_run() for handle in self.workers.samplers))
+            await gather_all(*(handle.end_run() for handle in (*self.workers.samplers, *self.workers.environments)))
+            self._discard_those_at_work()
             await self.workers.learner.end_run()
         except BaseException:  # cut short, as by a loop that is being closed: who has not let go of the memory, goes
             for handle in self._pool.handles:
@@ -236,7 +282,24 @@ class ActiveRun:
         if isinstance(error, WorkerFailed):
             self.fail(error)
         elif self.failure is None:
-            self._spawn_task(self._watch.restart_sampler(index, error))
+            start = partial(self._start_sampler, index)
+            self._spawn_task(self._sampler_restarts.restart(self.workers.samplers[index], start, error))
+
+    def _environment_died(self, host: int, error: WorkerDied) -> None:
+        """Another process takes its place; its trajectories start again, or go on, there or elsewhere."""
+        if isinstance(error, WorkerFailed):
+            self.fail(error)
+        elif self.failure is None:
+            start = partial(self._start_environment, host)
+            self._spawn_task(self._environment_watch.replace(host, error, start))
+
+    def _discard_those_at_work(self) -> None:
+        """Users' code that has not ended with its run must not go on beside the next one's; nor may a process that is
+        being started read of memory that is about to go.
+        """
+        for handle, board in zip(self.workers.environments, self._boards, strict=False):
+            if not handle.ready or board.look().everyone:
+                handle.discard()
 
     def _spawn_task(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

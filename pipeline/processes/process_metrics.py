@@ -1,14 +1,15 @@
 """Where the time of a run's processes goes (`time/*`), and the memory they hold (`memory/*`).
 
 A process is busy, waiting (for another one, with its own work begun) or idle (nothing to do). Workers book their time
-in the ledger; the trainer books its own here. The three add up to the interval since the previous step's metrics.
+in the ledger, environment processes in blocks of their own; the trainer books its own here. The three add up to the
+interval since the previous step's metrics.
 """
 
 import os
 import time
 from collections.abc import Callable, Mapping
 
-from shm.ledger import Ledger
+from shm.ledger import WorkerRow
 
 STATES = ("busy", "waiting", "idle")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -38,12 +39,10 @@ class TimeAccount:
 
 
 class WorkerTimes:
-    """What the workers have booked in the ledger, interval by interval. rows: process name -> its row there."""
+    """What the workers have booked, interval by interval. rows: process name -> its row."""
 
-    def __init__(
-        self, ledger: Ledger, rows: Mapping[str, int], clock_ns: Callable[[], int] = time.monotonic_ns
-    ) -> None:
-        self._rows = {name: ledger.worker(index) for name, index in rows.items()}
+    def __init__(self, rows: Mapping[str, WorkerRow], clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._rows = dict(rows)
         self._clock_ns = clock_ns
         self._before = {name: row.read().times_ns(clock_ns()) for name, row in self._rows.items()}
 

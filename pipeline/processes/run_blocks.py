@@ -6,6 +6,7 @@ The supervisor makes every block, so every block lives exactly as long as the ru
 from dataclasses import replace
 from typing import Any
 
+from pipeline.environments.activity import NUM_BYTES, ActivityBoard
 from pipeline.processes.sampler_client import BYTES_PER_REPLY_TOKEN
 from pipeline.run_spec import RunSpec
 from shm.block import WRONG_LOOKING, Block
@@ -100,6 +101,15 @@ class RunBlocks:
             "max_batch_tokens": spec.max_batch_tokens,
             "sampling": spec.sampling,
         }
+
+    def activity_board(self) -> tuple[ActivityBoard, dict[str, Any]]:
+        """Where one environment process, and whoever takes its place, tells what it is at: our end, and the fields for
+        its config.
+        """
+        block = self._make("activity", NUM_BYTES)
+        board = ActivityBoard(block.view)
+        board.format()
+        return board, _fields(block)
 
     def close(self) -> None:
         for block in self._made:

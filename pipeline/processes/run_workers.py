@@ -49,13 +49,13 @@ class RunWorkers:
     @property
     def ledger_rows(self) -> dict[str, int]:
         """The ledger's row of each worker that has one, by process name."""
-        samplers = {_process_name(handle): 1 + LEARNER_ROW + i for i, handle in enumerate(self.samplers)}
-        return {_process_name(self.learner): LEARNER_ROW} | samplers
+        samplers = {process_name(handle): 1 + LEARNER_ROW + i for i, handle in enumerate(self.samplers)}
+        return {process_name(self.learner): LEARNER_ROW} | samplers
 
     @property
     def pids(self) -> dict[str, int]:
         """All processes of the run by name, this one too."""
-        return {"supervisor": os.getpid()} | {_process_name(handle): handle.pid for handle in self.all}
+        return {"supervisor": os.getpid()} | {process_name(handle): handle.pid for handle in self.all}
 
     def take_all(self, on_death: Callable[[WorkerDied], None]) -> None:
         """A living process for every handle; `on_death` is told when a new one dies before its `start` is awaited."""
@@ -113,7 +113,7 @@ class RunWorkers:
         handle.on_death, handle.on_error = on_death, self._on_error
 
 
-def _process_name(handle: WorkerHandle) -> str:
+def process_name(handle: WorkerHandle) -> str:
     """As metrics write it: learner, sampler-0, environment-1."""
     return handle.role if handle.role == "learner" else f"{handle.role}-{handle.index}"
 

@@ -14,7 +14,7 @@ from pipeline.endpoint.chat_request import ChatRequest
 from pipeline.endpoint.recorded_states import RecordedStates, State
 from pipeline.endpoint.refusal import BAD_REQUEST, CONFLICT, NO_ROOM, Refusal, refuse
 from pipeline.endpoint.sessions import Session, Sessions
-from pipeline.environments.client import Dropped, EnvironmentHandle
+from pipeline.environments.handle import Dropped, EnvironmentHandle, EnvironmentLost
 from pipeline.environments.values import finite
 from pipeline.errors import ConfigError, ConfigTypeError, TemplateError, TrajectoryError
 from pipeline.rollouts.sampled_turns import CUT, TURN, SampledTurns
@@ -66,7 +66,8 @@ class AgentLoop:
     # --- what Rollouts do with it ----------------------------------------------------------------------------------
 
     async def run(self, row: dict[str, Any], seed: int) -> None:
-        """To the end: reward, truncation cause and spans are then in the trajectory. Raises TrajectoryError.
+        """To the end: reward, truncation cause and spans are then in the trajectory. Raises TrajectoryError, and
+        EnvironmentLost when it is to start again from nothing.
 
         A discarded trajectory just ends: it has no reward.
         """
@@ -281,6 +282,8 @@ class AgentLoop:
         except Dropped:
             return
         except Exception as error:
+            if isinstance(error, EnvironmentLost) and self.turns.stopped_by is not None:
+                return  # what is being sampled ends it
             if isinstance(error, TrajectoryError) and self.trajectory.truncated is not None and not self._over.done():
                 # It was refused a request that no budget was left for, and raised: that is a truncation.
                 self._over.set_result(UNSCORED)

@@ -59,6 +59,15 @@ class GroupProgress:
         self._tokens[member] += tokens
         return self._close_if_due()
 
+    def starts_again(self, member: int) -> None:
+        """All that the member has generated is thrown away: what it generates from now on counts like tokens added
+        since the note.
+        """
+        self._started.discard(member)
+        self._tokens[member] = 0
+        if self._noted is not None:
+            self._noted[member] = 0
+
     def ended(self, member: int) -> Decision:
         """The member has its outcome: it was finished or truncated."""
         self._unfinished.remove(member)

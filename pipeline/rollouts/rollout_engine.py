@@ -67,3 +67,14 @@ class RolloutEngine:
         )
         if isinstance(self.env, OpenAIEndpoint):
             self.env.check(self.config.budget)
+        if self.config.environment_processes is not None and not self.env.runs_in_processes:
+            why = (
+                "runs in a thread of this process, since no other one can import it: put its class into a module of "
+                "its own"
+                if self.env.runs_in_thread
+                else "runs nothing here: its harness is elsewhere"
+            )
+            raise ConfigError(
+                f"environment_processes is {self.config.environment_processes}, but this environment {why}, or leave "
+                "environment_processes out."
+            )

@@ -59,6 +59,23 @@ class RolloutLog:
                 truncated=trajectory.truncated,
             )
 
+    def retry(self, trajectory: Trajectory, attempt: int, cause: str) -> None:
+        """All of it is thrown away, and it starts again, for the `attempt`-th time."""
+        self.counters.retries += 1
+        if self._events is not None:
+            self._events.log(
+                "retry",
+                group=trajectory.group,
+                trajectory=f"{trajectory.group}.{trajectory.member}",
+                attempt=attempt,
+                cause=cause,
+                tokens=trajectory.generated_tokens,
+            )
+
+    def restored(self) -> None:
+        """A trajectory goes on with its tokens, and its environment in another process."""
+        self.counters.restored += 1
+
     def discarded(self, trajectory: Trajectory, cause: str) -> None:
         """It was stopped, and never trains."""
         if self._events is not None:

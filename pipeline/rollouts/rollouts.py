@@ -7,13 +7,13 @@ What comes out are `Group`s, whole or in parts, and, where failed groups are rep
 import asyncio
 import hashlib
 import heapq
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from pipeline.chat.format import ChatFormat
 from pipeline.config import GroupCompletion
 from pipeline.data.dataset import row_id
+from pipeline.environments.handle import EnvironmentLost
 from pipeline.errors import TrajectoryError
 from pipeline.processes.active_run import ActiveRun
 from pipeline.processes.sampler_client import SegmentResult
@@ -139,9 +139,9 @@ class Rollouts:
             running = self._groups.get(group)
             if running is None or not running.wants(member):
                 continue
-            loop, work = self._prepare(running, member, priority)
+            loop = self._prepare(running, member, priority)
             running.add(member, loop)
-            task = asyncio.get_running_loop().create_task(work)
+            task = asyncio.get_running_loop().create_task(self._work(running, member, priority, loop))
             self._tasks.add(task)
             self._log.counters.change_active(+1)
             task.add_done_callback(lambda task, running=running, member=member: self._ended(running, member, task))
@@ -158,13 +158,34 @@ class Rollouts:
             return
         if running.done:
             self._groups.pop(running.group, None)
+            self._run.environments.forget(running.group)
         self._start_queued()
 
-    def _prepare(
-        self, running: RunningGroup, member: int, priority: Priority
-    ) -> tuple[TrajectoryLoop | AgentLoop, Coroutine[Any, Any, None]]:
-        """One trajectory: its loop, and the work of running it with its environment and its lease."""
-        trajectory = Trajectory(running.group, member, running.row_index)
+    async def _work(
+        self, running: RunningGroup, member: int, priority: Priority, loop: TrajectoryLoop | AgentLoop
+    ) -> None:
+        """A trajectory from its start to its end, with its environment and its lease. One whose environment is lost
+        starts again: it keeps its place, its reservation and its noise, and takes the version committed by then.
+        """
+        while True:
+            try:
+                await loop.run(running.row, _environment_seed(self._config.seed, running.group, member))
+                await self._instant_is_over()
+                break
+            except EnvironmentLost as lost:
+                again = self._prepare(running, member, priority)
+                running.starts_again(member, again, str(lost))
+            finally:
+                loop.close()
+                if member in running.requests:
+                    running.requests.pop(member).close()
+            loop = again
+        if not loop.discarded:
+            self._lengths.add(running.row_index, loop.trajectory.generated_tokens)
+        running.finished(member)
+
+    def _prepare(self, running: RunningGroup, member: int, priority: Priority) -> TrajectoryLoop | AgentLoop:
+        """The loop of a trajectory that has yet to start."""
 
         def begin() -> GenerateSegment:
             if running.sampler is None:
@@ -185,37 +206,27 @@ class Rollouts:
             return self._generator(running, member, made)
 
         turns = SampledTurns(
-            trajectory,
+            Trajectory(running.group, member, running.row_index),
             self._budget,
             self._chat,
             begin,
             lambda segment, context: self._log.segment(running.group, member, segment, context, running.sampler.index),
         )
-        loop = self._make_loop(turns)
-
-        async def work() -> None:
-            try:
-                await loop.run(running.row, _environment_seed(self._config.seed, running.group, member))
-                await self._instant_is_over()
-            finally:
-                loop.close()
-                if member in running.requests:
-                    running.requests.pop(member).close()
-            if not loop.discarded:
-                self._lengths.add(running.row_index, trajectory.generated_tokens)
-            running.finished(member)
-
-        return loop, work()
-
-    def _make_loop(self, turns: SampledTurns) -> TrajectoryLoop | AgentLoop:
-        """Who leads the trajectory: an environment, or an agent by its requests."""
-        group, member = turns.trajectory.group, turns.trajectory.member
-        endpoint, environments = self._run.endpoint, self._run.environments
+        endpoint = self._run.endpoint
+        if endpoint is not None and not endpoint.calls_agents:
+            return AgentLoop(turns, endpoint.sessions, None, endpoint.base_url, endpoint.idle_timeout)
+        environment = self._run.environments.open(running.group, member)
         if endpoint is not None:
-            environment = environments.open(group, member) if endpoint.calls_agents else None
             return AgentLoop(turns, endpoint.sessions, environment, endpoint.base_url, endpoint.idle_timeout)
-        environment = environments.open(group, member)
-        return TrajectoryLoop(turns, environment, lambda reply: self._log.tools(group, member, reply))
+        loop = TrajectoryLoop(turns, environment, lambda reply: self._log.tools(running.group, member, reply))
+
+        def lost() -> None:
+            loop.lose_environment()
+            if member in running.requests:
+                running.requests[member].withdraw()
+
+        environment.on_lost, environment.on_restored = lost, self._log.restored
+        return loop
 
     async def _instant_is_over(self) -> None:
         """With a deadline, the tokens of all requests that end in one tick are counted before anything follows."""

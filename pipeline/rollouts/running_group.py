@@ -1,6 +1,7 @@
 """One group on its way: its members' loops, what of it is finished, and when it goes to the trainer."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -61,6 +62,7 @@ class RunningGroup:
         self._waiting: dict[int, Trajectory] = {}  # ended, and not handed over
         self._tokens = 0  # generated so far by all members, but those handed over
         self._left_out: set[int] = set()  # stopped before they ran
+        self._attempts: Counter[int] = Counter()  # how often each member has started again
 
     def wants(self, member: int) -> bool:
         """Whether a member that does not run yet may still be let in."""
@@ -77,6 +79,15 @@ class RunningGroup:
         """A request of the member has ended."""
         self._tokens += tokens
         self._follow(self._progress.generated(member, tokens))
+
+    def starts_again(self, member: int, loop: TrajectoryLoop, cause: str) -> None:
+        """The member's environment is lost, and all it generated is thrown away: `loop` begins anew in its place."""
+        lost = self.loops[member].trajectory
+        self.loops[member] = loop
+        self._attempts[member] += 1
+        self._log.retry(lost, self._attempts[member], cause)
+        self._tokens -= lost.generated_tokens
+        self._progress.starts_again(member)
 
     def finished(self, member: int) -> None:
         """The member's loop has ended: with an outcome, or stopped and without one."""

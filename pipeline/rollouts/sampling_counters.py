@@ -28,6 +28,8 @@ class SamplingCounters:
         self._request_seconds = 0.0
         self._queue_seconds = 0.0
         self._tool_seconds = 0.0
+        self.retries = 0  # trajectories started again
+        self.restored = 0  # environments that went on in another process
 
     def change_active(self, by: int) -> None:
         now = self._clock()
@@ -65,6 +67,8 @@ class SamplingCounters:
             "sampling/inflight_trajectories": self.active,
             "sampling/inflight_requests": self.inflight,
             "env/tool_seconds": self._tool_seconds,
+            "recovery/retries": self.retries,
+            "recovery/restored": self.restored,
         }
         if self._prompt:
             metrics["sampling/cached_prompt_fraction"] = self._cached / self._prompt

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.chat.format import ModelTurn
-from pipeline.environments.client import Dropped, EnvironmentHandle
+from pipeline.environments.handle import Dropped, EnvironmentHandle, EnvironmentLost
 from pipeline.errors import TrajectoryError
 from pipeline.rollouts.sampled_turns import CUT, TURN, SampledTurns
 from pipeline.trajectory import Trajectory
 from workers.messages import EnvironmentReply
+
+ENVIRONMENT_LOST = "environment_lost"  # why sampling stops: nobody could act on the turn
 
 
 @dataclass(slots=True)
@@ -43,12 +45,18 @@ class TrajectoryLoop:
         return self.turns.stopped_by
 
     async def run(self, row: dict[str, Any], seed: int) -> None:
-        """To the end: reward, truncation cause and spans are then in the trajectory. Raises TrajectoryError.
+        """To the end: reward, truncation cause and spans are then in the trajectory. Raises TrajectoryError, and
+        EnvironmentLost when it is to start again from nothing.
 
-        A discarded trajectory just ends: it has no reward.
+        A discarded trajectory just ends: it has no reward. So does one that was stopped before its environment was
+        lost: nobody is left to score it.
         """
         try:
             await self._roll_out(row, seed)
+        except EnvironmentLost:
+            if self.turns.stopped_by in (None, ENVIRONMENT_LOST):
+                raise
+            self.discarded = True
         except (Dropped, TrajectoryError):
             if not self.discarded:
                 raise
@@ -68,6 +76,11 @@ class TrajectoryLoop:
     def close(self) -> None:
         """Nothing of it goes on."""
         self.environment.drop()
+
+    def lose_environment(self) -> None:
+        """What the model writes from now on leads nowhere: no further request is made."""
+        if self.turns.stopped_by is None:
+            self.turns.stopped_by = ENVIRONMENT_LOST
 
     async def _roll_out(self, row: dict[str, Any], seed: int) -> None:
         if self.discarded:  # before its first step

@@ -33,7 +33,7 @@ class StepMetrics:
         self._waits = waits
         self._counters = counters
         self._time_account = time_account
-        self._worker_times = WorkerTimes(run.ledger, run.workers.ledger_rows)
+        self._worker_times = WorkerTimes(run.time_rows)
         self._restarts_told = 0
         self._given_up_told: Counter[str] = Counter()
 
@@ -54,7 +54,6 @@ class StepMetrics:
             "groups/deadline_frac": sum(group.closed_by_deadline for group in groups) / len(groups),
             "groups/mean_wait_seconds": sum(group.seconds for group in groups) / len(groups),
             "throughput/queue_depth": self._intake.depth + len(self._received),
-            "recovery/retries": 0,
             "recovery/restarts": restarts,
             **self._counters.take(),
             **({} if self._run.endpoint is None else self._run.endpoint.take_metrics()),

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from pipeline.environments.client import Dropped, EnvironmentClient
+from pipeline.environments.client import EnvironmentClient
+from pipeline.environments.handle import Dropped
 from pipeline.errors import RunError, TrajectoryError
 from workers.message_codec import encode
 from workers.messages import EnvironmentReplies, EnvironmentReply, Environments
@@ -19,9 +20,8 @@ def test_row_that_cannot_be_sent_is_told_with_its_trajectory_and_once():
 
     async def test():
         client = EnvironmentClient([send, send], errors.append)
-        hosts = [client.open(group, 0) for group in range(3)]
         for group, row in enumerate(({"n": 1}, {"n": 2}, {"n": {1, 2}})):
-            client.send(hosts[group]._host, group, 0, "reset", {"row": row, "seed": 1})
+            client.send(group % 2, group, 0, "reset", {"row": row, "seed": 1})
         await asyncio.sleep(0)
         client.send(0, 4, 0, "drop", {})
         await asyncio.sleep(0)
@@ -34,15 +34,21 @@ def test_row_that_cannot_be_sent_is_told_with_its_trajectory_and_once():
     assert [call.group for message in sent for call in message.calls] == [1, 4]
 
 
-def test_overdue_call_is_named_with_its_host():
+def test_overdue_call_is_named_unless_its_host_may_be_at_the_others():
     async def test():
         client = EnvironmentClient([lambda message: None] * 2, lambda error: None)
         client.send(1, 7, 3, "turn", {})
-        return client.overdue(3600.0), client.overdue(-1.0)
+        found = [client.overdue(3600.0), client.overdue(-1.0)]
+        now = client._pending[1][2]
+        client._pending[1] = (*client._pending[1][:2], now - 25.0, 1)
+        for member in range(2):
+            client.send(1, 8, member, "turn", {})
+        return [*found, client.overdue(10.0), client.overdue(5.0)]
 
-    on_time, (host, words) = asyncio.run(test())
-    assert on_time is None
-    assert host == 1 and words.startswith("on_turn or reward of trajectory 7.3 has not come back for 0")
+    on_time, words, behind_others, too_long = asyncio.run(test())
+    assert on_time is behind_others is None
+    assert words.startswith("on_turn or reward of trajectory 7.3 has not come back for 0")
+    assert too_long.startswith("on_turn or reward of trajectory 7.3 has not come back for 25")
 
 
 class PlayedHost:

@@ -1,6 +1,7 @@
 """The environment process's core on a link without a process: batching, the descriptor's edges, its end."""
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections import deque
@@ -8,16 +9,30 @@ from collections import deque
 import pytest
 
 from pipeline.env import WRAP_UP
+from pipeline.environments.activity import NUM_BYTES, ActivityBoard
 from pipeline.environments.host import EnvironmentHost
-from pipeline.environments.load import load_env_class
+from pipeline.environments.load import load_env_class, make_first
 from pipeline.environments.process import Server, serve
 from pipeline.errors import ConfigError, ConfigTypeError, RunError
 from pipeline.tasks.guess import Guess
-from workers.messages import Consumed, EnvironmentCall, EnvironmentReplies, Environments, Ready, Start, Stop
+from shm.block import Block
+from workers.messages import (
+    Consumed,
+    EndRun,
+    EnvironmentCall,
+    EnvironmentReplies,
+    Environments,
+    Ready,
+    RunEnded,
+    Start,
+    Stop,
+)
 
 
 class EdgeLink:
     """Like ZeroMQ's descriptor: readable once per arrival at an *empty* queue, and a send swallows that edge."""
+
+    incarnation = 0
 
     def __init__(self):
         self._event = os.eventfd(0, os.EFD_NONBLOCK)
@@ -80,7 +95,7 @@ def run_server(link):
 def test_calls_that_arrived_together_are_answered_in_one_message(link):
     link.arrive(resets(0, 3), resets(3, 2))
     link.on_send = lambda message: link.arrive(Stop())
-    assert run_server(link) == (None, 0)
+    assert run_server(link) == (Stop(), 0)
     assert len(link.sent) == 1 and isinstance(link.sent[0], EnvironmentReplies)
     assert [reply.request for reply in link.sent[0].replies] == [0, 1, 2, 3, 4]
     assert all(reply.error is None for reply in link.sent[0].replies)
@@ -95,10 +110,11 @@ def test_what_arrives_while_sending_is_not_overlooked(link):
     assert [[reply.request for reply in message.replies] for message in link.sent] == [[0], [1], [2]]
 
 
-def test_a_start_message_ends_the_run_and_brings_the_next_ones_config(link):
-    link.arrive(resets(0, 2), Start({"environment": "next"}))
-    config, num_episodes = run_server(link)
-    assert config == {"environment": "next"} and num_episodes == 0
+@pytest.mark.parametrize("ending", [Start({"environment": "next"}), EndRun(), Stop()])
+def test_what_ends_a_run_closes_its_environments_and_leaves_what_follows_unread(link, ending):
+    link.arrive(resets(0, 2), ending, Start({"environment": "later"}))
+    assert run_server(link) == (ending, 0)
+    assert link.receive(0) == Start({"environment": "later"})
 
 
 def test_an_unknown_message_and_a_broken_link_end_the_run_with_the_error(link):
@@ -126,22 +142,55 @@ def test_a_run_imports_the_class_from_the_users_directories(link, tmp_path, monk
         "        def reward(self, traj, row): return 1\n"
     )
     link.arrive(resets(0, 1))
-    link.on_send = lambda message: link.arrive(Stop()) if isinstance(message, EnvironmentReplies) else None
-    config = {
-        "sys_path": [str(tmp_path)],
-        "environment": "users_envs_module:Outer.Echo",
-        "arguments": {"word": "hello"},
-        "environment_timeout": 60.0,
-        "max_tool_chars": None,
-    }
-    assert serve(link, config) is None
-    ready, replies = link.sent
-    assert isinstance(ready, Ready)
+    answers = {EnvironmentReplies: EndRun(), RunEnded: Start({"environment": "next"})}
+    link.on_send = lambda message: link.arrive(answers[type(message)]) if type(message) in answers else None
+    with started(tmp_path, "users_envs_module:Outer.Echo", word="hello") as (config, board):
+        assert serve(link, config) == {"environment": "next"}
+        assert board.row.read().pid == os.getpid() and board.look().everyone == []
+    ready, replies, ended = link.sent
+    assert isinstance(ready, Ready) and isinstance(ended, RunEnded)
     assert replies.replies[0].result == {
         "messages": [{"role": "user", "content": "hello"}],
         "tools": [],
         "wrap_up": [{"role": "user", "content": WRAP_UP}],
+        "recovery": "drop",
     }
+
+
+def test_a_class_that_cannot_be_made_is_told_before_the_process_is_ready(link, tmp_path):
+    with started(tmp_path, "pipeline.tasks.guess:Guess", no_such="argument") as (config, _):
+        with pytest.raises(ConfigError, match="The environment Guess can't be made: TypeError: .*no_such"):
+            serve(link, config)
+    assert link.sent == []
+
+
+def test_the_instance_that_was_tried_is_the_first_one_used():
+    made = []
+
+    def make_env():
+        made.append(Guess())
+        return made[-1]
+
+    make = make_first(make_env, "m:C")
+    assert [make(), make()] == made and len(made) == 2
+
+
+@contextlib.contextmanager
+def started(directory, path, **arguments):
+    """(config of a run of this class, the board that its process writes)."""
+    with Block.create("activity", NUM_BYTES) as block:
+        board = ActivityBoard(block.view)
+        board.format()
+        config = {
+            "sys_path": [str(directory)],
+            "environment": path,
+            "arguments": arguments,
+            "environment_timeout": 60.0,
+            "max_tool_chars": None,
+            "activity": {"path": block.path, "num_bytes": block.num_bytes},
+            "try_first": True,
+        }
+        yield config, board
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_worker_times_are_differences_between_steps_and_add_up(ledger, monkeypat
     row = ledger.worker(1)
     row.introduce(5, 1)
     row.beat(Activity.IDLE)
-    times = WorkerTimes(ledger, {"sampler-0": 1}, clock_ns=lambda: now[0])
+    times = WorkerTimes({"sampler-0": ledger.worker(1)}, clock_ns=lambda: now[0])
     now[0] += 10**9
     row.beat(Activity.BUSY)
     now[0] += 2 * 10**9

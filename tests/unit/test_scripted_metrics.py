@@ -67,7 +67,8 @@ class PlayedRun(Run):
         )
         self.learner = PlayedLearner()
         self.num_restarts = 0
-        self.workers = SimpleNamespace(ledger_rows={}, pids={"supervisor": os.getpid()})
+        self.time_rows = {}
+        self.workers = SimpleNamespace(pids={"supervisor": os.getpid()})
 
 
 def members(*scripts):

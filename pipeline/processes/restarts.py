@@ -1,0 +1,64 @@
+"""Dead processes of one kind in one run are started again, so often as accidents happen and no more."""
+
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from pipeline.errors import RunError
+from pipeline.events import EventLog
+from pipeline.processes.run_workers import RunWorkers
+from pipeline.processes.worker_handle import WorkerHandle
+from workers.errors import WorkerDied, WorkerFailed
+
+MAX_RESTARTS = 5  # within RESTART_WINDOW_SECONDS; more is no accident
+RESTART_WINDOW_SECONDS = 600.0
+
+
+class Restarts:
+    """`count` is how many there were."""
+
+    def __init__(self, kind: str, workers: RunWorkers, events: EventLog, fail: Callable[[BaseException], None]) -> None:
+        """kind: of the processes, as in "Samplers died". fail(error) ends the run."""
+        self.count = 0
+        self._kind = kind
+        self._workers = workers
+        self._events = events
+        self._fail = fail
+        self._accidents: deque[float] = deque()  # when, within the window
+
+    async def restart(
+        self,
+        handle: WorkerHandle,
+        start: Callable[[], Awaitable[None]],
+        error: WorkerDied,
+        *,
+        is_accident: bool = True,
+    ) -> None:
+        """Until it serves again, or the run fails. start() brings a new process so far; error says what the one before
+        died of; is_accident: nobody pays for it elsewhere, so it counts here.
+        """
+        while self._workers.failure is None:
+            if is_accident and self._too_many():
+                self._fail(
+                    RunError(f"{self._kind} died {len(self._accidents)} times within ten minutes. The last: {error}")
+                )
+                return
+            self._workers.respawn(handle)
+            self.count += 1
+            self._events.log("restart", worker=handle.name, pid=handle.pid, cause=str(error))
+            try:
+                await start()
+                return
+            except WorkerFailed as final:
+                self._fail(final)
+            except WorkerDied as again:
+                error, is_accident = again, True
+            except RunError as late:  # not ready in time
+                self._fail(late)
+
+    def _too_many(self) -> bool:
+        now = time.monotonic()
+        self._accidents.append(now)
+        while now - self._accidents[0] > RESTART_WINDOW_SECONDS:
+            self._accidents.popleft()
+        return len(self._accidents) > MAX_RESTARTS

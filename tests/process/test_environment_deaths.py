@@ -1,0 +1,128 @@
+"""Environment processes that hang or die in the middle of a run: who pays for it, who starts again, what is left."""
+
+import asyncio
+import os
+import signal
+
+import psutil
+import pytest
+from running import audit, events_of, make_trainer, worker_processes
+
+import pipeline as rl
+from pipeline.tasks import guess
+
+SECONDS = 120.0  # bound on every run
+
+
+@pytest.fixture(scope="module")
+def model():
+    with rl.Supervisor(device="cpu", check_weights=True) as supervisor:
+        yield supervisor
+    assert worker_processes(os.getpid()) == []
+
+
+@pytest.fixture(autouse=True)
+def short_grace(monkeypatch):
+    monkeypatch.setattr("pipeline.processes.environment_watch.GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("pipeline.processes.active_run.WATCH_SECONDS", 0.25)
+
+
+def rows_with(**fatal):
+    """Rows of which the third is fatal; a run here comes to it once."""
+    rows = [dict(row) for row in guess.train_rows(0)[:24]]
+    rows[2] |= fatal
+    return rows
+
+
+def train(model, tmp_path, rows, steps=2, act=None, env="Fatal", **options):
+    """The numbers of the steps of a run; `act(step)` is awaited after each."""
+    defaults = {"groups_per_step": 3, "group_size": 3, "max_staleness": 1, "timeout": 1.0, "on_failure": "replace"}
+    sampling = {"environment_processes": 2}
+    trainer = make_trainer(
+        model,
+        tmp_path / "run",
+        env=f"fatal_envs:{env}",
+        arguments={"directory": str(tmp_path)},
+        sampling=sampling,
+        **(defaults | options),
+    )
+
+    async def collect():
+        numbers = []
+        async for step in trainer.run(rows, steps=steps):
+            numbers.append(step.n)
+            if act is not None:
+                await act(step)
+        return numbers
+
+    return asyncio.run(asyncio.wait_for(collect(), SECONDS))
+
+
+@pytest.mark.parametrize(
+    ("fatal", "why"),
+    [
+        ("spinning", "could not be cancelled"),
+        ("sleeping thread", "did not end when it was cancelled"),
+        ("backtracking thread", "could not be cancelled"),
+    ],
+)
+def test_a_hang_fails_its_own_trajectory_and_nobody_elses(model, tmp_path, fatal, why):
+    async def act(step):
+        """A thread that goes on in vain is seen to only later."""
+        while step.n == 2 and model._run.num_restarts == 0:
+            await asyncio.sleep(0.01)
+
+    assert train(model, tmp_path, rows_with(fatal=fatal), act=act) == [1, 2]
+    run_dir = tmp_path / "run"
+    (failed,), (restart,) = events_of(run_dir, "failed"), events_of(run_dir, "restart")
+    assert failed["group"] == 2 and "on_turn of trajectory 2.0" in failed["cause"]
+    assert "took longer than environment_timeout = 1 s" in failed["cause"]
+    assert why in restart["cause"] and "was killed: on_turn of " in restart["cause"]
+    assert restart["worker"].startswith("environment")
+    assert audit(run_dir) == 0
+
+
+def test_a_hang_ends_the_run_where_failures_do(model, tmp_path):
+    with pytest.raises(rl.RunError, match=r"on_turn of trajectory 2\.0 took longer than environment_timeout = 1 s"):
+        train(model, tmp_path, rows_with(fatal="spinning"), on_failure="stop")
+    assert audit(tmp_path / "run") == 0
+
+
+@pytest.mark.parametrize("fatal", ["exit", "segfault"])
+def test_a_death_costs_nobody_but_a_new_start(model, tmp_path, fatal):
+    assert train(model, tmp_path, rows_with(fatal=fatal, once="done"), on_failure="stop") == [1, 2]
+    run_dir = tmp_path / "run"
+    retries = events_of(run_dir, "retry")
+    assert len(events_of(run_dir, "restart")) == 1 and events_of(run_dir, "failed") == []
+    assert retries and {event["attempt"] for event in retries} == {1}
+    assert "2.0" in [event["trajectory"] for event in retries]
+    assert audit(run_dir) == 0
+
+
+def test_who_brings_three_processes_down_fails(model, tmp_path):
+    with pytest.raises(rl.RunError, match=r"2\.0 was in user code, as its group had been at 2 deaths .* status 3"):
+        train(model, tmp_path, rows_with(fatal="exit"), on_failure="stop")
+    assert len(events_of(tmp_path / "run", "restart")) == 3
+    assert audit(tmp_path / "run") == 0
+
+
+def test_processes_killed_at_any_moment(model, tmp_path):
+    run_dir = tmp_path / "run"
+
+    async def act(step):
+        handles = model._run.workers.environments
+        victim = handles[step.n % 2]
+        if step.n <= 4 and victim.ready:
+            os.kill(victim.pid, signal.SIGKILL)
+
+    assert train(model, tmp_path, rows_with(), steps=6, act=act, on_failure="stop") == list(range(1, 7))
+    assert 1 <= len(events_of(run_dir, "restart")) <= 4
+    assert audit(run_dir) == 0
+
+
+def test_what_a_killed_process_has_started_goes_with_it(model, tmp_path):
+    assert train(model, tmp_path, rows_with(fatal="spinning", leaves="child")) == [1, 2]
+    child = int((tmp_path / "child").read_text())
+    with pytest.raises(psutil.NoSuchProcess):
+        assert psutil.Process(child).status() != psutil.STATUS_ZOMBIE
+        pytest.fail("the child of a killed process lives on")
