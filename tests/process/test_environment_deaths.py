@@ -72,20 +72,15 @@ def test_a_hang_fails_its_own_trajectory_and_nobody_elses(model, tmp_path, fatal
         while step.n == 2 and model._run.num_restarts == 0:
             await asyncio.sleep(0.01)
 
-    assert train(model, tmp_path, rows_with(fatal=fatal), act=act) == [1, 2]
+    assert train(model, tmp_path, rows_with(fatal=fatal, leaves="child"), act=act) == [1, 2]
     run_dir = tmp_path / "run"
     (failed,), (restart,) = events_of(run_dir, "failed"), events_of(run_dir, "restart")
     assert failed["group"] == 2 and "on_turn of trajectory 2.0" in failed["cause"]
     assert "took longer than environment_timeout = 1 s" in failed["cause"]
     assert why in restart["cause"] and "was killed: on_turn of " in restart["cause"]
     assert restart["worker"].startswith("environment")
+    assert not is_alive(int((tmp_path / "child").read_text()))  # a process that the killed one had started
     assert audit(run_dir) == 0
-
-
-def test_a_hang_ends_the_run_where_failures_do(model, tmp_path):
-    with pytest.raises(rl.RunError, match=r"on_turn of trajectory 2\.0 took longer than environment_timeout = 1 s"):
-        train(model, tmp_path, rows_with(fatal="spinning"), on_failure="stop")
-    assert audit(tmp_path / "run") == 0
 
 
 @pytest.mark.parametrize("fatal", ["exit", "segfault"])
@@ -120,9 +115,8 @@ def test_processes_killed_at_any_moment(model, tmp_path):
     assert audit(run_dir) == 0
 
 
-def test_what_a_killed_process_has_started_goes_with_it(model, tmp_path):
-    assert train(model, tmp_path, rows_with(fatal="spinning", leaves="child")) == [1, 2]
-    child = int((tmp_path / "child").read_text())
-    with pytest.raises(psutil.NoSuchProcess):
-        assert psutil.Process(child).status() != psutil.STATUS_ZOMBIE
-        pytest.fail("the child of a killed process lives on")
+def is_alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE  # whose parent is gone, and who waits for init
+    except psutil.NoSuchProcess:
+        return False

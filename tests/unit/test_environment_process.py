@@ -158,8 +158,8 @@ def test_a_run_imports_the_class_from_the_users_directories(link, tmp_path, monk
 
 
 def test_a_class_that_cannot_be_made_is_told_before_the_process_is_ready(link, tmp_path):
-    with started(tmp_path, "pipeline.tasks.guess:Guess", no_such="argument") as (config, _):
-        with pytest.raises(ConfigError, match="The environment Guess can't be made: TypeError: .*no_such"):
+    with started(tmp_path, "pipeline.tasks.guess:Guess", latency="long") as (config, _):
+        with pytest.raises(ConfigError, match="The environment Guess can't be made: ConfigError: .*'long'"):
             serve(link, config)
     assert link.sent == []
 
