@@ -194,14 +194,17 @@ def test_dead_learner_ends_the_run_with_one_sentence(model, tmp_path):
     assert audit(tmp_path / "run") == 0
 
 
-def test_dead_environment_process_ends_the_run_with_one_sentence(model, tmp_path):
+def test_environment_process_that_dies_again_and_again_ends_the_run(model, tmp_path):
     trainer = make_trainer(model, tmp_path / "run")
 
     def kill(step):
-        os.kill(model._run.workers.environments[0].pid, signal.SIGKILL)
+        victim = model._run.workers.environments[0]
+        if victim.ready:
+            os.kill(victim.pid, signal.SIGKILL)
 
-    with pytest.raises(WorkerDied, match=r"environment 0 \(pid \d+\) was killed by SIGKILL"):
-        rl.run(trainer, ROWS, steps=50, on_step=kill)
+    with pytest.raises(rl.RunError, match=r"died 6 times .* The last: The environment 0 \(pid \d+\) was killed by SIG"):
+        rl.run(trainer, ROWS, steps=100, on_step=kill)
+    assert audit(tmp_path / "run") == 0
     # The same supervisor starts what is missing and runs again.
     steps = rl.run(make_trainer(model, tmp_path / "again"), ROWS, steps=2)
     assert len(steps) == 2
