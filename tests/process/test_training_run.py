@@ -194,7 +194,8 @@ def test_dead_learner_ends_the_run_with_one_sentence(model, tmp_path):
     assert audit(tmp_path / "run") == 0
 
 
-def test_environment_process_that_dies_again_and_again_ends_the_run(model, tmp_path):
+def test_environment_process_that_dies_again_and_again_ends_the_run(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.processes.restarts.MAX_RESTARTS", 2)
     trainer = make_trainer(model, tmp_path / "run")
 
     def kill(step):
@@ -202,7 +203,7 @@ def test_environment_process_that_dies_again_and_again_ends_the_run(model, tmp_p
         if victim.ready:
             os.kill(victim.pid, signal.SIGKILL)
 
-    with pytest.raises(rl.RunError, match=r"died 6 times .* The last: The environment 0 \(pid \d+\) was killed by SIG"):
+    with pytest.raises(rl.RunError, match=r"died 3 times .* The last: The environment 0 \(pid \d+\) was killed by SIG"):
         rl.run(trainer, ROWS, steps=100, on_step=kill)
     assert audit(tmp_path / "run") == 0
     # The same supervisor starts what is missing and runs again.
