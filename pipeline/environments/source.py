@@ -23,6 +23,7 @@ EXAMPLE = "my_envs:Search"
 # Environments of other packages: `verifiers:my_tasks` is the class, made with the argument taskset="my_tasks". By the
 # package: path, argument, an example's name, and the extra that installs it.
 ADAPTERS: dict[str, tuple[str, str, str, str]] = {
+    "reasoning_gym": ("pipeline.adapters.reasoning_gym:ReasoningGym", "task", "chain_sum", "tasks"),
     "verifiers": ("pipeline.adapters.verifiers:Verifiers", "taskset", "my_tasks", "verifiers"),
 }
 
