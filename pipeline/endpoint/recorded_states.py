@@ -29,14 +29,17 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a request goes on: behind `state` with `messages`. state: None where nothing recorded is its start."""
+    """Where a request goes on: behind `state` with `messages`. state: None where nothing recorded is its start. digest:
+    of the whole conversation, with its tools.
+    """
 
     state: State | None
     messages: list[ChatMessage]
+    digest: bytes
 
 
 class RecordedStates:
-    """Of one rollout."""
+    """Of one rollout. A conversation is known by a digest that is made message by message, so each is read once."""
 
     def __init__(self) -> None:
         self._prompts: dict[bytes, State] = {}
@@ -44,38 +47,29 @@ class RecordedStates:
 
     def find(self, messages: list[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> Place:
         """The whole of `messages` as a prompt that is recorded, else the longest start of it that ends with a turn."""
-        digests = _digests(messages, tools)
+        digests = [_digest(json.dumps(list(tools), sort_keys=True).encode())]
+        for message in messages:
+            digests.append(_behind(digests[-1], message))
         if digests[-1] in self._prompts:
-            return Place(self._prompts[digests[-1]], [])
+            return Place(self._prompts[digests[-1]], [], digests[-1])
         for number in range(len(messages), 0, -1):
             if digests[number] in self._turns:
-                return Place(self._turns[digests[number]], messages[number:])
-        return Place(None, messages)
+                return Place(self._turns[digests[number]], messages[number:], digests[-1])
+        return Place(None, messages, digests[-1])
 
-    def note_prompt(
-        self, messages: list[ChatMessage], tools: Sequence[Mapping[str, Any]], run: int, num_tokens: int
-    ) -> None:
-        """The model is about to write behind these messages."""
-        self._prompts[_digests(messages, tools)[-1]] = State(run, num_tokens, messages)
+    def note_prompt(self, place: Place, history: list[ChatMessage], run: int, num_tokens: int) -> None:
+        """The model is about to write behind the conversation of `place`, which is now the history."""
+        self._prompts[place.digest] = State(run, num_tokens, history)
 
-    def note_turn(
-        self,
-        history: list[ChatMessage],
-        turn: ModelTurn,
-        tools: Sequence[Mapping[str, Any]],
-        run: int,
-        num_tokens: int,
-    ) -> None:
+    def note_turn(self, place: Place, history: list[ChatMessage], turn: ModelTurn, run: int, num_tokens: int) -> None:
         """It has written `turn`."""
-        said = [*history, assistant_message(turn.text, turn.tool_calls)]
-        self._turns[_digests(said, tools)[-1]] = State(run, num_tokens, history, turn)
+        said = assistant_message(turn.text, turn.tool_calls)
+        self._turns[_behind(place.digest, said)] = State(run, num_tokens, history, turn)
 
 
-def _digests(messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:
-    """Of the first 0, 1, … messages, with the tools that they were said under."""
-    state = hashlib.blake2b(json.dumps(list(tools), sort_keys=True).encode(), digest_size=16)
-    digests = [state.digest()]
-    for message in messages:
-        state.update(message_key(message).encode() + b"\n")  # no key holds a line break
-        digests.append(state.copy().digest())
-    return digests
+def _behind(digest: bytes, message: ChatMessage) -> bytes:
+    return _digest(digest + message_key(message).encode())
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()

@@ -5,13 +5,14 @@ conditioning run. The model's words are never encoded again. Requests of one tra
 """
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.endpoint.chat_reply import Answer
 from pipeline.endpoint.chat_request import ChatRequest
-from pipeline.endpoint.recorded_states import RecordedStates, State
+from pipeline.endpoint.recorded_states import Place, RecordedStates, State
 from pipeline.endpoint.refusal import BAD_REQUEST, CONFLICT, NO_ROOM, Refusal, refuse
 from pipeline.endpoint.sessions import Session, Sessions
 from pipeline.environments.handle import Dropped, EnvironmentHandle, EnvironmentLost
@@ -75,7 +76,7 @@ class AgentLoop:
             return
         self._over = asyncio.get_running_loop().create_future()
         self.touch()
-        offer = {"trajectory": self._name, "row": row, "seed": seed} if self.environment is None else None
+        offer = self._offer(row, seed) if self.environment is None else None
         self._session, token = self.sessions.open(self, offer)
         calling = None if self.environment is None else asyncio.ensure_future(self._call_agent(row, seed, token))
         try:
@@ -91,6 +92,16 @@ class AgentLoop:
         if error is not None:
             raise error
         self.trajectory.reward = self._over.result()
+
+    def _offer(self, row: dict[str, Any], seed: int) -> dict[str, Any]:
+        """What a harness is told of it."""
+        try:
+            json.dumps(row, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise TrajectoryError(
+                f"The row of trajectory {self._name} can't be sent to a harness as JSON: {error}."
+            ) from None
+        return {"trajectory": self._name, "row": row, "seed": seed}
 
     def stop(self, cause: str, *, discard: bool = False) -> None:
         """End with `cause` when the running request is done, or now. discard: without a reward, as does a trajectory
@@ -165,6 +176,7 @@ class AgentLoop:
     def _fail(self, error: Exception) -> None:
         if self._over is not None and not self._over.done():
             self._over.set_exception(error)
+            self._over.exception()  # seen: at the end of a run nobody may be left to await it
 
     def _end_stopped(self) -> None:
         if self._over is not None and not self._over.done():
@@ -215,11 +227,12 @@ class AgentLoop:
             raise self._truncate("turns", f"Budget.max_turns is {turns.budget.max_turns}, and as many are made")
         if turns.generated >= turns.budget.max_generated_tokens:
             raise self._truncate("generated_tokens", f"the rollout has generated its {turns.generated} tokens")
-        if self._go_on(request) is not None:
+        place = self._states.find(request.messages, request.tools)
+        if self._go_on(place, request) is not None:
             raise self._no_room()
         trajectory.truncated = None  # a request before this one may have been too long
         num_prompt = len(turns.context)
-        self._states.note_prompt(turns.history, request.tools, trajectory.run, num_prompt)
+        self._states.note_prompt(place, turns.history, trajectory.run, num_prompt)
         turn, stopped, end = await turns.sample(_least(request.turn_cap, turns.budget.max_turn_tokens))
         if turns.stopped_by is not None:
             self._end_stopped()
@@ -228,7 +241,7 @@ class AgentLoop:
         if not turn.ids:
             self._refuse_if_over()
             raise self._no_room() if end == "context" else self._truncate(end, "the sampler gave no token")
-        self._states.note_turn(turns.history, turn, request.tools, trajectory.run, len(turns.context))
+        self._states.note_turn(place, turns.history, turn, trajectory.run, len(turns.context))
         return Answer(
             turn,
             stopped,
@@ -238,14 +251,13 @@ class AgentLoop:
             cached_tokens=turns.segments[0].cached,
         )
 
-    def _go_on(self, request: ChatRequest) -> str | None:
+    def _go_on(self, place: Place, request: ChatRequest) -> str | None:
         """Put the request's conversation before the model. Returns a cause, and changes nothing, if it is too long."""
         turns, messages, tools = self.turns, request.messages, request.tools
         try:
             if not turns.begun:
                 turns.open(messages, tools)
                 return None
-            place = self._states.find(messages, tools)
             state = place.state
             if state is None:
                 return turns.start_again(messages, tools)

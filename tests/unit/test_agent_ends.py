@@ -185,6 +185,16 @@ def test_discarded_it_leaves_no_reward(begins):
     play([(1, 0)] if begins else [], script)
 
 
+@pytest.mark.parametrize(("value", "says"), [(b"raw", "bytes"), (float("nan"), "Out of range float")])
+def test_a_row_that_is_no_json_is_named(value, says):
+    async def whole():
+        agent = PlayedAgent([])
+        with pytest.raises(TrajectoryError, match=f"row of trajectory 4.2 can't be sent to a harness as JSON.*{says}"):
+            await agent.loop.run({"value": value}, 0)
+
+    asyncio.run(whole())
+
+
 def test_stopped_before_its_first_step_it_takes_no_token():
     async def whole():
         agent = PlayedAgent([])
