@@ -42,7 +42,7 @@ async def train(config: RunConfig, evaluator: Evaluator | None) -> Evaluation | 
     with make_supervisor(config) as model:
         trainer = make_trainer(model, config, workload, evaluator)
         began = shown = 0.0  # the first step is shown at once, and speeds count from its end
-        async for step in trainer.run(workload.train_rows, config.steps, description=config.to_json()):
+        async for step in trainer.run(workload.train_rows(), config.steps, description=config.to_json()):
             now = time.monotonic()
             began = began or now
             if now - shown >= PROGRESS_SECONDS:

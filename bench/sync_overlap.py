@@ -97,7 +97,7 @@ def train(plan: Plan, model: Supervisor, overlaps: bool, run_dir: Path) -> list[
 
     async def collect() -> list[dict[str, float]]:
         trainer = make_trainer(model, config, workload)
-        return [step.metrics async for step in trainer.run(workload.train_rows, plan.steps)]
+        return [step.metrics async for step in trainer.run(workload.train_rows(), plan.steps)]
 
     steps = asyncio.run(collect())
     check_audit(run_dir, plan.steps)

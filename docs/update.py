@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.staleness_report import docs_section  # noqa: E402
+from pipeline.commands.environment_tables import tables_table  # noqa: E402
 from pipeline.commands.eval_config import eval_table  # noqa: E402
 from pipeline.commands.options import options_table  # noqa: E402
 from pipeline.metrics import metrics_table  # noqa: E402
@@ -67,7 +68,11 @@ def options_page(page: str) -> str:
         "`headway eval DIR|RUN_DIR` measures a model directory, or a run's newest checkpoint, on held-out rows, and\n"
         "trains nothing. Of a run, what is left out here is as the run had it, but for device, processes, concurrency."
     )
-    return renewed(page, "\n\n".join((options_table(), intro, eval_table())))
+    mix = (
+        "Several environments are mixed by tables `[[environment]]` in the file, each with what it rolls out and its\n"
+        "rows. `--holdout` is for each that names neither `holdout` nor `eval_data`; all else of this is theirs."
+    )
+    return renewed(page, "\n\n".join((options_table(), mix, tables_table(), intro, eval_table())))
 
 
 def async_page(page: str) -> str:

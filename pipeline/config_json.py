@@ -26,6 +26,8 @@ def plain(value: Any) -> Any:
         return {"class": type(value).__name__} | {f.name: plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
     return value
 
 

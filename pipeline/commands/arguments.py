@@ -50,8 +50,13 @@ def read_arguments(
     return given
 
 
-def read_toml(path: Path, known: Sequence[str], later: Mapping[str, str]) -> dict[str, Given]:
-    """A TOML file of `name = value` lines. Raises ConfigError naming the file, and the key or line."""
+def read_toml(
+    path: Path, known: Sequence[str], later: Mapping[str, str], tables: Sequence[str] = ()
+) -> dict[str, Given]:
+    """A TOML file of `name = value` lines. Raises ConfigError naming the file, and the key or line.
+
+    tables: names among `known` whose value may be a table.
+    """
     try:
         # A byte-order mark, which some editors write, is no part of the first name.
         table = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
@@ -66,7 +71,7 @@ def read_toml(path: Path, known: Sequence[str], later: Mapping[str, str]) -> dic
     for name, value in table.items():
         if name in later:
             raise ConfigError(f"{name} in {path} isn't built yet: {later[name]}.")
-        if isinstance(value, dict):
+        if isinstance(value, dict) and name not in tables:
             raise ConfigError(f"{path} has a table [{name}]; options stand at the top, as name = value.")
         if name not in known:
             raise ConfigError(f"{name} in {path} is no option.{suggestion(name, known)} --help lists all.")

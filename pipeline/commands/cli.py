@@ -21,7 +21,7 @@ from pipeline.commands.option_values import as_written
 from pipeline.commands.options import help_text
 from pipeline.commands.run_config import RunConfig
 from pipeline.config_checks import suggestion
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.version import VERSION
 from shm.errors import HeadwayError
 
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _command(arguments)
         sys.stdout.flush()
         return code
-    except ConfigError as error:
+    except (ConfigError, ConfigTypeError) as error:
         return _fail(as_written(str(error), {}), 2)
     except HeadwayError as error:
         return _fail(as_written(str(error), {}), 1)  # the library names its options as Python does
@@ -100,8 +100,7 @@ def _run(options: list[str]) -> int:
     if {"--help", "-h"} & set(options):
         print(help_text())
         return 0
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # where modules lie that options name
+    _find_modules_here()
     return _launch(parse(options))
 
 
@@ -109,6 +108,7 @@ def _eval(options: list[str]) -> int:
     if {"--help", "-h"} & set(options):
         print(eval_help())
         return 0
+    _find_modules_here()
     config = parse_eval(options)
     from pipeline.commands.evaluate import evaluate  # here for the same reason as in `_launch`
 
@@ -119,7 +119,14 @@ def _data(arguments: list[str]) -> int:
     if {"--help", "-h"} & set(arguments):
         print(DATA_HELP)
         return 0
+    _find_modules_here()
     return check_data(arguments)
+
+
+def _find_modules_here() -> None:
+    """Options may name modules that lie in the current directory."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
 
 
 def _launch(config: RunConfig) -> int:

@@ -1,13 +1,13 @@
 """`headway eval`: what it is told, resolved, as its config.json records it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.commands.options import (
     EXPOSED,
     Option,
     by_name,
-    later_line,
     markdown_table,
     option_lines,
     option_table,
@@ -28,6 +28,8 @@ class EvalConfig(SharedConfig):
 
     weights: str  # a run, or a model directory; absolute
     version: int = 0  # of a run's checkpoint
+    only_holdout: bool = False  # measures only rows that are held out: of the others, a run has trained on all
+    holdout_digests: Mapping[str, str] = field(default_factory=dict)  # of a run's held-out rows, by environment
     eval_rows: int | None = option(None, "held-out rows; none: all")
     eval_group_size: int = option(4, "trajectories per held-out row; at temperature 0 they would be equal: 1")
     run_dir: str | None = option(None, "where the files go; none: runs/<time>-eval")
@@ -45,7 +47,25 @@ class EvalConfig(SharedConfig):
 
 
 EVAL_EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
-    (WorkloadConfig, ("task", "tool_latency")),
+    (
+        WorkloadConfig,
+        (
+            "task",
+            "env",
+            "env_arguments",
+            "data",
+            "reward",
+            "agent",
+            "prompt_field",
+            "answer_field",
+            "id_field",
+            "allow_empty_prompts",
+            "system_prompt",
+            "holdout",
+            "endpoint_port",
+            "tool_latency",
+        ),
+    ),
     (
         EvalConfig,
         (
@@ -68,14 +88,10 @@ EVAL_EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
 )
 EVAL_OPTIONS = option_table(EVAL_EXPOSED)
 OF_A_RUN = (  # what an evaluation of a run does as the run did, unless told otherwise
-    *("task", "template_options", "tool_format", "seed", "dtype", "tool_latency", "environment_timeout"),
+    *("template_options", "tool_format", "seed", "dtype", "environment_timeout"),
     *dict(EXPOSED)[Sampling],
     *dict(EXPOSED)[Budget],
 )
-EVAL_LATER = {
-    "env": "environments of your own run through the Python API (README.md); headway eval measures built-in tasks",
-    "data": "rows of your own go through the Python API (README.md); headway eval measures built-in tasks",
-}
 
 
 def eval_help() -> str:
@@ -84,10 +100,13 @@ def eval_help() -> str:
         "Usage: headway eval DIR|RUN_DIR [--OPTION VALUE …]",
         "",
         "Measures the model in DIR, or the newest checkpoint of RUN_DIR, on held-out rows, without training. Of a run,",
-        "options that are left out are the run's own, but for device, processes and concurrency.",
+        "options that are left out are the run's own, but for device, processes and concurrency. Rows given by --data",
+        "are measured whole, or the part of them that --holdout names.",
         "",
+        "  --config FILE.toml",
+        "      options from a file, which may be a run's: what trains is passed over",
     ]
-    return "\n".join([*lines, *option_lines(EVAL_OPTIONS, _default), "", later_line(EVAL_LATER)])
+    return "\n".join([*lines, *option_lines(EVAL_OPTIONS, _default)])
 
 
 def eval_table() -> str:

@@ -6,13 +6,14 @@ import time
 from pathlib import Path
 
 from pipeline.commands.eval_config import EvalConfig
-from pipeline.commands.parts import EXIT_CODES, Signals, engine_of, ignore_signals, supervisor_of
-from pipeline.commands.workload import Workload, open_workload
-from pipeline.config_checks import label
+from pipeline.commands.parts import EXIT_CODES, Signals, engine_of, ignore_signals, supervisor_of, tell_endpoint
+from pipeline.commands.workload import Workload, digest, open_workload
+from pipeline.config_checks import label, warn
+from pipeline.errors import ConfigError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.evaluation.without_training import EvaluationRun
+from pipeline.rollouts.rollout_engine import RolloutEngine
 from pipeline.run_directory import make_default_run_dir, make_run_dir
-from pipeline.supervisor import Supervisor
 
 REPORT_SECONDS = 10.0
 
@@ -22,36 +23,49 @@ def evaluate(config: EvalConfig) -> int:
     try:
         workload = open_workload(config.workload)
         with supervisor_of(config, init=config.weights) as model:
-            run = make_evaluation(model, config, workload)
-            return asyncio.run(_evaluate(run, model, config, workload))
+            engine = engine_of(model, workload, config.engine)
+            run = make_evaluation(engine, config, workload)
+            return asyncio.run(_evaluate(run, engine, config, workload))
     finally:
         ignore_signals()
 
 
-def make_evaluation(model: Supervisor, config: EvalConfig, workload: Workload) -> EvaluationRun:
-    """On the first of the workload's held-out rows. Raises ConfigError before anything starts."""
-    rows = workload.measured_rows(config.eval_rows, label(config, "eval_rows"))
+def make_evaluation(engine: RolloutEngine, config: EvalConfig, workload: Workload) -> EvaluationRun:
+    """On the first of the workload's held-out rows, or of all. Raises ConfigError before anything starts."""
+    rows = workload.rows_to_measure(config.eval_rows, label(config, "eval_rows"), only_holdout=config.only_holdout)
+    if not rows:
+        raise ConfigError(
+            f"{config.weights} has held no rows out, and trained on all others; name rows to measure by --data FILE."
+        )
+    for part in workload.parts:
+        if config.holdout_digests.get(part.name, digest(part.holdout_rows)) != digest(part.holdout_rows):
+            warn(
+                f"The held-out rows of {part.name} are not those of the run any more, as its data has changed: it may "
+                "have trained on some that are measured now."
+            )
     evaluator = Evaluator(rows, every=0, final_group_size=config.eval_group_size)
-    return EvaluationRun(engine_of(model, workload, config.engine), evaluator, version=config.version)
+    return EvaluationRun(engine, evaluator, version=config.version)
 
 
-async def _evaluate(run: EvaluationRun, model: Supervisor, config: EvalConfig, workload: Workload) -> int:
-    signals = Signals(run)
-    description = config.to_json() | {"model": model.source.describe()}
+async def _evaluate(run: EvaluationRun, engine: RolloutEngine, config: EvalConfig, workload: Workload) -> int:
+    signals, source = Signals(run), engine.model.source
+    description = config.to_json() | {"workload": workload.describe(), "model": source.describe()}
     if config.run_dir is None:
         directory = make_default_run_dir("eval", time.localtime(), description)
     else:
         directory = make_run_dir(config.run_dir, description)
     watching = asyncio.create_task(_watch(run, workload.name))
+    telling = asyncio.create_task(tell_endpoint(engine, lambda: directory, lambda text: print(text, flush=True)))
     try:
         with contextlib.suppress(asyncio.CancelledError):  # by the second signal
             result = await run.run(directory)
             if result is not None:
-                print(result_line(result, workload.name, model.source.weights))
+                print(result_line(result, workload.name, source.weights, held_out=config.workload.holds_out))
                 print(f"files: {directory}")
                 return 0
     finally:
         watching.cancel()
+        telling.cancel()
     print(f"stopped without a result; files: {directory}")
     return EXIT_CODES[signals.received]
 
@@ -65,11 +79,11 @@ async def _watch(run: EvaluationRun, name: str) -> None:
             print("eval: starting" if done is None else f"eval: {done} rows of {name} finished", flush=True)
 
 
-def result_line(result: Evaluation, name: str, weights: str | Path | None) -> str:
+def result_line(result: Evaluation, name: str, weights: str | Path | None, *, held_out: bool) -> str:
     """`reward 0.431 ± 0.012, …`: what was measured, on what, of which weights."""
     return (
         f"reward {result.reward_mean:.4f} ± {result.reward_stderr:.4f} (standard error), deviation "
         f"{result.reward_std:.4f}; {result.generated_tokens_mean:.1f} tokens a trajectory, "
-        f"{100 * result.truncated_frac:.1f} % truncated; {result.trajectories} trajectories on {result.rows} held-out "
-        f"rows of {name}, version {result.version} of {weights}"
+        f"{100 * result.truncated_frac:.1f} % truncated; {result.trajectories} trajectories on {result.rows} "
+        f"{'held-out ' if held_out else ''}rows of {name}, version {result.version} of {weights}"
     )

@@ -3,7 +3,15 @@
 import asyncio
 from contextlib import aclosing
 
-from pipeline.commands.parts import EXIT_CODES, Signals, engine_of, ignore_signals, supervisor_of, without_warnings
+from pipeline.commands.parts import (
+    EXIT_CODES,
+    Signals,
+    engine_of,
+    ignore_signals,
+    supervisor_of,
+    tell_endpoint,
+    without_warnings,
+)
 from pipeline.commands.progress import Progress
 from pipeline.commands.run_config import RunConfig
 from pipeline.commands.workload import Workload, open_workload
@@ -19,7 +27,7 @@ def run(config: RunConfig) -> int:
         workload = open_workload(config.workload)
         with make_supervisor(config) as model:
             trainer = make_trainer(model, config, workload, make_evaluator(config, workload))
-            trainer.check(workload.train_rows, config.steps)  # before anything is shown of the run
+            trainer.check(workload.train_rows(), config.steps)  # before anything is shown of the run
             return asyncio.run(_train(trainer, config, workload))
     finally:
         ignore_signals()
@@ -45,7 +53,7 @@ def make_evaluator(config: RunConfig, workload: Workload) -> Evaluator | None:
     if config.eval_every is None:
         return None
     return Evaluator(
-        workload.measured_rows(config.eval_rows, label(config, "eval_rows")),
+        workload.rows_to_measure(config.eval_rows, label(config, "eval_rows")),
         every=config.eval_every,
         group_size=config.eval_group_size,
         final_group_size=config.eval_final_group_size,
@@ -61,9 +69,12 @@ async def _train(trainer: AsyncTrainer, config: RunConfig, workload: Workload) -
         waits_for=lambda: trainer.waits_for,
     )
     watching = asyncio.create_task(progress.watch())
+    telling = asyncio.create_task(tell_endpoint(trainer.engine, lambda: trainer.run_directory, progress.tell))
     status = "failed"
     try:
-        run = trainer.run(workload.train_rows, config.steps, description=config.to_json())
+        run = trainer.run(
+            workload.train_rows(), config.steps, description=config.to_json() | {"workload": workload.describe()}
+        )
         async with aclosing(run) as steps:  # a reader that goes away ends the run in order
             async for step in steps:
                 progress.show(step.n, step.metrics)
@@ -72,6 +83,7 @@ async def _train(trainer: AsyncTrainer, config: RunConfig, workload: Workload) -
         status = "stopped"
     finally:
         watching.cancel()
+        telling.cancel()
         latest = trainer.evaluations[-1] if trainer.evaluations else None
         progress.close(status, trainer.run_directory, latest, trainer.checkpoint)
     return 0 if status == "completed" else EXIT_CODES[signals.received]

@@ -1,30 +1,32 @@
 """From the arguments of `headway eval` to an EvalConfig; everything wrong with them is told in one sentence."""
 
-import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoints import checkpoint_version, is_run_directory
-from pipeline.commands.arguments import read_arguments
-from pipeline.commands.eval_config import EVAL_EXPOSED, EVAL_LATER, EVAL_OPTIONS, OF_A_RUN, EvalConfig
+from pipeline.commands.arguments import Given, read_arguments, read_toml
+from pipeline.commands.environment_tables import MIX, read_tables
+from pipeline.commands.eval_config import EVAL_EXPOSED, EVAL_OPTIONS, EvalConfig
 from pipeline.commands.make_run_config import check_names
 from pipeline.commands.option_values import as_written, convert
-from pipeline.commands.options import OPTIONS
-from pipeline.commands.run_config import task_budget
-from pipeline.commands.shared_config import language_of, parse_template_options
-from pipeline.commands.workload_config import WorkloadConfig
-from pipeline.commands.workload_options import default_task
+from pipeline.commands.options import LATER, OPTIONS
+from pipeline.commands.run_record import RunRecord, read_run
+from pipeline.commands.shared_config import language_of
+from pipeline.commands.workload_config import KINDS, ROWS, EnvironmentTable, WorkloadConfig
+from pipeline.commands.workload_options import absolute_sources, default_task, fitting_budget, with_holdout
 from pipeline.config import Budget, Sampling, Schedule
 from pipeline.errors import ConfigError
-from pipeline.model_directory import TINY_NAME, TOOL_FORMATS, find_weights, says_how_it_speaks
+from pipeline.model_directory import TINY_NAME, find_weights, says_how_it_speaks
 from pipeline.run_directory import check_run_dir
 from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig
 from shm.errors import HeadwayError
-from shm.layout import ELEMENT_BYTES
 from workers.devices import resolve_devices
+
+BUDGETS = dict(EVAL_EXPOSED)[Budget]  # limits fit one task
 
 
 def parse_eval(arguments: Sequence[str]) -> EvalConfig:
@@ -32,23 +34,22 @@ def parse_eval(arguments: Sequence[str]) -> EvalConfig:
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError("headway eval needs a model directory or a run: headway eval DIR|RUN_DIR [--OPTION VALUE …].")
     path = arguments[0]
-    for flag in (word.partition("=")[0] for word in arguments[1:]):
-        name = flag.removeprefix("--").replace("-", "_")
-        if flag.startswith("--") and name in OPTIONS and name not in EVAL_OPTIONS:
-            raise ConfigError(f"{flag} has no effect in headway eval, which trains nothing; leave it out.")
-    given = read_arguments(arguments[1:], [*EVAL_OPTIONS], EVAL_LATER)
+    given, tables = _given(arguments[1:])
     own = {name: convert(EVAL_OPTIONS[name], item) for name, item in given.items()}
     check_names(own, given, {"task": TASKS})
     checkpoint = find_weights(path, "The model")
-    is_run = is_run_directory(path)
+    record = read_run(Path(path)) if is_run_directory(path) else RunRecord()
     model = str(checkpoint) if says_how_it_speaks(checkpoint) else TINY_NAME
-    values = (_of_run(Path(path)) if is_run else {}) | own
-    values.setdefault("task", default_task(values | {"model": model}))
-    values = task_budget(values["task"], language_of(model)) | values
+    values = record.options | own | absolute_sources(own)
+    workload, found = _workload(values, tables, record, given, model)
+    if record.workload is not None and record.workload["task"] != workload["task"]:
+        values = {name: value for name, value in values.items() if name in own or name not in BUDGETS}
+    values = fitting_budget(workload["task"], model) | values
     if values.get("temperature") == 0.0:
         values.setdefault("eval_group_size", 1)
+    found |= {"weights": os.path.abspath(path), "model": model, "version": checkpoint_version(checkpoint)}
     try:
-        config = _build(values, weights=os.path.abspath(path), model=model, version=checkpoint_version(checkpoint))
+        config = _build(values, workload, found)
     except HeadwayError as error:
         message = str(error).replace("EvalConfig.model", "the model")
         raise ConfigError(as_written(message, given, EVAL_OPTIONS)) from error
@@ -57,7 +58,65 @@ def parse_eval(arguments: Sequence[str]) -> EvalConfig:
     return config
 
 
-def _build(values: Mapping[str, Any], **found: Any) -> EvalConfig:
+def _given(arguments: Sequence[str]) -> tuple[dict[str, Given], tuple[EnvironmentTable, ...]]:
+    """The options, and the environments of a mix. Of a --config file, which may be a run's, only what an evaluation
+    reads.
+    """
+    for flag in (word.partition("=")[0] for word in arguments):
+        name = flag.removeprefix("--").replace("-", "_")
+        if flag.startswith("--") and name in OPTIONS and name not in EVAL_OPTIONS:
+            raise ConfigError(f"{flag} has no effect in headway eval, which trains nothing; leave it out.")
+    flags = [option.name for option in EVAL_OPTIONS.values() if option.type is bool]
+    given = read_arguments(arguments, [*EVAL_OPTIONS, "config"], {}, flags)
+    config_file = given.pop("config", None)
+    if config_file is None:
+        return given, ()
+    path = Path(config_file.value)
+    told = read_toml(path, [*OPTIONS, MIX], LATER, tables=[MIX, "env_arguments"])
+    tables = read_tables(told.pop(MIX).value, path) if MIX in told else ()
+    return {name: item for name, item in told.items() if name in EVAL_OPTIONS} | given, tables
+
+
+def _workload(
+    values: Mapping[str, Any],
+    tables: tuple[EnvironmentTable, ...],
+    record: RunRecord,
+    given: Mapping[str, Given],
+    model: str,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arguments of WorkloadConfig: those that the user gives, and the run's where they say nothing else; and what of
+    EvalConfig follows from where the rows come from.
+    """
+    names = [spec.name for spec in fields(WorkloadConfig)]
+    own = {name: values[name] for name in names if name in given}
+    rolls_out = next((name for name in KINDS if own.get(name) is not None), None)
+    inherited = dict(record.workload or {})
+    if tables or (_says_what(own) and inherited.get("data") is None) or rolls_out == "task":
+        inherited = {} if own.get("task") is None or own["task"] != inherited.get("task") else inherited
+    elif rolls_out is not None:
+        inherited = {name: inherited[name] for name in ROWS}
+    if own.get("data") is not None:
+        inherited = {name: value for name, value in inherited.items() if name not in ("eval_data", "holdout")}
+    of_run = record.workload is not None and own.get("data") is None and bool(inherited)
+    if of_run and "holdout" in own:
+        raise ConfigError(
+            f"{given['holdout'].where} has no effect on a run's own rows, of which those are measured that it has held "
+            "out; leave it out, or name rows by --data."
+        )
+    workload = {"rows_seed": values.get("seed", 0), "task": None} | inherited | own | {"language": language_of(model)}
+    if tables:
+        workload |= {"environments": with_holdout(tables, workload.pop("holdout", None))}
+    elif not inherited and not _says_what(own):
+        workload["task"] = default_task(values | {"model": model})
+    return workload, {"only_holdout": of_run, "holdout_digests": record.holdout_digests if of_run else {}}
+
+
+def _says_what(own: Mapping[str, Any]) -> bool:
+    """Whether something is given of what is rolled out, or of which rows."""
+    return any(own.get(name) is not None for name in (*KINDS, "data"))
+
+
+def _build(values: Mapping[str, Any], workload: dict[str, Any], found: dict[str, Any]) -> EvalConfig:
     device, samplers = resolve_devices(values.get("device", "auto"), values.get("samplers"))
     parts: dict[type, dict[str, Any]] = {owner: {} for owner, _ in EVAL_EXPOSED}
     for name, value in values.items():
@@ -69,62 +128,5 @@ def _build(values: Mapping[str, Any], **found: Any) -> EvalConfig:
         **parts[Sampling],
         **parts[EngineConfig],
     )
-    language = language_of(found["model"])
-    workload = WorkloadConfig(**parts[WorkloadConfig], rows_seed=values.get("seed", 0), language=language)
     evaluation = parts[EvalConfig] | {"device": device, "samplers": samplers} | found
-    return EvalConfig(**evaluation, workload=workload, engine=engine)
-
-
-def _of_run(run_dir: Path) -> dict[str, Any]:
-    """The options that the run had, by name, as its config.json tells; a run of the Python API has no task."""
-    path = run_dir / "config.json"
-    try:
-        values = json.loads(path.read_bytes())
-        owners = {part["class"]: part for part in _parts(values["config"])}
-    except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror}; make it readable.") from error
-    except (ValueError, LookupError, TypeError, RecursionError):
-        raise ConfigError(f"{path} is no configuration of a run; name another directory.") from None
-    found = {}
-    for name in OF_A_RUN:
-        option = EVAL_OPTIONS[name]
-        owner = {EvalConfig: "RunConfig", Sampling: "EngineConfig"}.get(option.owner, option.owner.__name__)
-        if option.field in owners.get(owner, {}):
-            found[name] = owners[owner][option.field]
-    return found if "RunConfig" in owners else _of_a_python_run(values, path) | found
-
-
-_WORDS = {"True": "true", "False": "false", "None": "none"}
-
-
-def _of_a_python_run(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """What a run of the Python API, which has no RunConfig, tells of itself elsewhere in its config.json."""
-    found: dict[str, Any] = {"seed": values["seed"]} if type(values.get("seed")) is int else {}
-    model = values.get("model")
-    if not isinstance(model, dict):
-        return found
-    if model.get("compute_dtype") in ELEMENT_BYTES:
-        found["dtype"] = model["compute_dtype"]
-    if model.get("tool_format") in TOOL_FORMATS:
-        found["tool_format"] = model["tool_format"]
-    options = model.get("template_options")
-    if isinstance(options, dict) and options:
-        text = ",".join(f"{name}={_WORDS.get(repr(value), value)}" for name, value in options.items())
-        try:
-            written = parse_template_options(text)
-        except ConfigError:
-            written = None
-        if written != options:
-            raise ConfigError(
-                f"{path} has template options that a command line can't name; evaluate in Python instead."
-            )
-        found["template_options"] = text
-    return found
-
-
-def _parts(record: Any) -> list[dict[str, Any]]:
-    """A config of config.json and all configs within it."""
-    if not isinstance(record, dict):
-        return []
-    inner = [part for value in record.values() for part in _parts(value)]
-    return [record, *inner] if "class" in record else inner
+    return EvalConfig(**evaluation, workload=WorkloadConfig(**workload), engine=engine)

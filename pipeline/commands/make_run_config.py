@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.commands.arguments import Given, read_arguments, read_toml
+from pipeline.commands.environment_tables import MIX, read_tables
 from pipeline.commands.option_values import as_written, convert
 from pipeline.commands.options import EXPOSED, LATER, OPTIONS
-from pipeline.commands.run_config import MODES, RunConfig, advantage_named, loss_named, task_defaults
+from pipeline.commands.run_config import MODES, RunConfig, advantage_named, loss_named
 from pipeline.commands.shared_config import language_of
-from pipeline.commands.workload_config import WorkloadConfig
-from pipeline.commands.workload_options import absolute_sources, default_task
+from pipeline.commands.workload_config import EnvironmentTable, WorkloadConfig
+from pipeline.commands.workload_options import absolute_sources, default_task, with_holdout, workload_defaults
 from pipeline.config import (
     Adam,
     Budget,
@@ -44,23 +45,31 @@ def parse(arguments: Sequence[str]) -> RunConfig:
     flags = [option.name for option in OPTIONS.values() if option.type is bool]
     given = read_arguments(arguments, [*OPTIONS, "config"], LATER, flags)
     config_file = given.pop("config", None)
+    tables: tuple[EnvironmentTable, ...] = ()
     if config_file is not None:
-        given = read_toml(Path(config_file.value), list(OPTIONS), LATER) | given
+        path = Path(config_file.value)
+        told = read_toml(path, [*OPTIONS, MIX], LATER, tables=[MIX, "env_arguments"])
+        if MIX in told:
+            tables = read_tables(told.pop(MIX).value, path)
+        given = told | given
     values = {name: convert(OPTIONS[name], item) for name, item in given.items()}
     check_names(values, given, {"mode": MODES, "task": TASKS})
     values |= find_directories(values, given)
     # Someone who sets the bound to 0 asks for synchronous training, whatever the mode is called.
     mode = values.get("mode", "sync" if values.get("max_staleness") == 0 else "async")
     values |= absolute_sources(values)
-    values.setdefault("task", default_task(values))
-    defaults = task_defaults(values["task"], language_of(values.get("model", TINY_NAME))) | MODES[mode] | {"mode": mode}
+    if tables:
+        tables = with_holdout(tables, values.pop("holdout", None))
+    else:
+        values.setdefault("task", default_task(values))
+    defaults = workload_defaults(values) | MODES[mode] | {"mode": mode}
     if mode == "sync" and "admit_ahead" in given:
         raise ConfigError(
             f"{given['admit_ahead'].where} has no effect with the mode sync, which never samples ahead; leave it out."
         )
     _check_evaluation(values, given)
     try:
-        config = build(defaults | values)
+        config = build(defaults | values, tables)
     except HeadwayError as error:
         raise ConfigError(as_written(str(error), given)) from error
     if config.run_dir is not None:
@@ -96,15 +105,23 @@ def find_directories(values: Mapping[str, Any], given: Mapping[str, Given]) -> d
 def _check_evaluation(values: Mapping[str, Any], given: Mapping[str, Given]) -> None:
     """Options of evaluations that never take place are refused."""
     every = values.get("eval_every")
-    needs = {"eval_rows": every is not None, "eval_final_group_size": every is not None, "eval_group_size": bool(every)}
+    evaluates = every is not None
+    needs = {
+        "eval_data": evaluates,
+        "eval_rows": evaluates,
+        "eval_final_group_size": evaluates,
+        "eval_group_size": bool(every),
+    }
     for name, has_effect in needs.items():
         if name in given and not has_effect:
             wanted = "--eval-every" if every is None else "an --eval-every above 0"
             raise ConfigError(f"{given[name].where} has no effect without {wanted}; add that, or leave it out.")
 
 
-def build(values: Mapping[str, Any]) -> RunConfig:
-    """Option values by name -> RunConfig; those left out are the config classes' defaults."""
+def build(values: Mapping[str, Any], tables: tuple[EnvironmentTable, ...] = ()) -> RunConfig:
+    """Option values by name, and the environments of a mix -> RunConfig; those left out are the config classes'
+    defaults.
+    """
     device, samplers = resolve_devices(values.get("device", "auto"), values.get("samplers"))
     parts: dict[type, dict[str, Any]] = {owner: {} for owner, _ in EXPOSED}
     for name, value in values.items():
@@ -129,8 +146,12 @@ def build(values: Mapping[str, Any]) -> RunConfig:
         **parts[TrainerConfig],
     )
     run = parts[RunConfig] | {"device": device, "samplers": samplers}
-    language = language_of(values.get("model", TINY_NAME))
-    workload = WorkloadConfig(**parts[WorkloadConfig], rows_seed=values.get("seed", 0), language=language)
+    workload = WorkloadConfig(
+        **parts[WorkloadConfig],
+        environments=tables,
+        rows_seed=values.get("seed", 0),
+        language=language_of(values.get("model", TINY_NAME)),
+    )
     return RunConfig(**run, workload=workload, trainer=trainer)
 
 

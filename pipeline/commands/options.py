@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Any, get_args
 
 from pipeline.commands.run_config import COMMON, LOSSES_BY_NAME, MODES, OWN, RunConfig, in_each_task, task_defaults
-from pipeline.commands.workload_config import WorkloadConfig
+from pipeline.commands.workload_config import EnvironmentTable, WorkloadConfig
 from pipeline.config import (
     Adam,
     Budget,
@@ -37,6 +37,7 @@ RENAMED = {
     (ForwardBackwardBatch, "min_sequences"): "overlap_min_sequences",
     (ForwardBackwardBatch, "min_tokens"): "overlap_min_tokens",
     (CustomLoss, "path"): "loss_function",
+    (EnvironmentTable, "env_arguments"): "arguments",
 }
 
 # Which fields are options, in the order of --help.
@@ -46,6 +47,19 @@ EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
         WorkloadConfig,
         (
             "task",
+            "env",
+            "env_arguments",
+            "data",
+            "reward",
+            "agent",
+            "prompt_field",
+            "answer_field",
+            "id_field",
+            "allow_empty_prompts",
+            "system_prompt",
+            "holdout",
+            "eval_data",
+            "endpoint_port",
             "tool_latency",
         ),
     ),
@@ -119,8 +133,6 @@ EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
 
 # Options of features that come later, and what to do until then.
 LATER = {
-    "env": "environments of your own run through the Python API (README.md); run.py trains the built-in tasks",
-    "data": "rows of your own go through the Python API (README.md); run.py trains the built-in tasks",
     "resume": "a run saves its weights, not where it stood; begin another one from them with --init RUN_DIR",
     "deterministic": "sampling noise depends on the seed alone, but the schedule on the clock",
     "max_minutes": "a run ends after --steps",

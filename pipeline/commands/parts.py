@@ -6,17 +6,21 @@ import asyncio
 import contextlib
 import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Protocol
 
 from pipeline.commands.shared_config import SharedConfig, parse_template_options
 from pipeline.commands.workload import Workload, tiny_chat
 from pipeline.config_checks import ConfigWarning
+from pipeline.endpoint.openai_endpoint import FILE_NAME as ENDPOINT_FILE
+from pipeline.endpoint.openai_endpoint import OpenAIEndpoint
 from pipeline.model_directory import TINY_NAME
 from pipeline.rollouts.rollout_engine import RolloutEngine
 from pipeline.supervisor import Supervisor
 from pipeline.trainer_config import EngineConfig
 
+ENDPOINT_SECONDS = 0.1  # between two looks whether the endpoint is there
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
@@ -40,7 +44,21 @@ def engine_of(model: Supervisor, workload: Workload, engine: EngineConfig) -> Ro
     """Rollouts of the workload, as `engine` says."""
     values = {name: getattr(engine, name) for name in engine.__slots__}
     with without_warnings():
-        return RolloutEngine(model, workload.env, env_arguments=workload.arguments, **values)
+        return RolloutEngine(model, **workload.engine_arguments(engine.environment_timeout), **values)
+
+
+async def tell_endpoint(
+    engine: RolloutEngine, directory: Callable[[], Path | None], tell: Callable[[str], None]
+) -> None:
+    """Where agents come by themselves: `tell` where they find the endpoint and its key, as soon as it is there.
+    directory: the run's, which has one by then.
+    """
+    endpoint = engine.env
+    if not isinstance(endpoint, OpenAIEndpoint) or endpoint.agent is not None:
+        return
+    while endpoint.url is None:
+        await asyncio.sleep(ENDPOINT_SECONDS)
+    tell(f"endpoint: {endpoint.url}; its key is in {directory() / ENDPOINT_FILE}")
 
 
 @contextlib.contextmanager

@@ -69,6 +69,10 @@ class Progress:
             self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=5)
             self._live.start()
 
+    def tell(self, text: str) -> None:
+        """A line of its own, which stays."""
+        self._print(text)
+
     def show(self, n: int, metrics: Mapping[str, float]) -> None:
         """Batch `n` (from 1) has been trained, with these metrics."""
         now = self._clock()

@@ -190,6 +190,11 @@ class RunConfig(SharedConfig):
         check_integer(self, "eval_group_size", minimum=1, unit="trajectories per held-out row")
         check_integer(self, "eval_final_group_size", minimum=0, unit="trajectories per held-out row")
         check_eval_rows(self)
+        if self.eval_every is not None and not self.workload.holds_out:
+            raise ConfigError(
+                "RunConfig.eval_every is given, but no rows are held out; add WorkloadConfig.holdout (a number or "
+                "a share of the rows), or WorkloadConfig.eval_data (a file of their own)."
+            )
         if self.eval_every == 0 and self.eval_final_group_size == 0:
             raise ConfigError(
                 "RunConfig.eval_every and RunConfig.eval_final_group_size are both 0, so nothing would ever be "

@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.commands.workload_config import WorkloadConfig
+from pipeline.commands.workload_config import EnvironmentConfig, WorkloadConfig
 from pipeline.config_checks import check_choice, check_class, check_integer, check_number, label, option, required
 from pipeline.errors import ConfigError
 from pipeline.model_directory import TINY_NAME, TOOL_FORMATS
@@ -57,25 +57,31 @@ def _check_language(config: SharedConfig) -> None:
             f"{label(config, 'tool_format')} is {config.tool_format!r}, but the model {TINY_NAME} writes calls in its "
             "own way; leave it out."
         )
-    workload, task = config.workload, label(config.workload, "task")
-    if workload.task is None:
-        if is_tiny:
-            raise ConfigError(
-                f"{label(workload, workload.kind)} is given, but the model {TINY_NAME} knows the few words of the "
-                f"built-in tasks only; give a model directory as {label(config, 'model')} (in Python, a TinyChat gives "
-                f"{TINY_NAME} words of your own: README.md)."
-            )
-        return
-    speaks = TASKS[workload.task].speaks
-    if not is_tiny and "text" not in speaks:
+    workload = config.workload
+    if is_tiny and (workload.environments or workload.task is None):
+        given = "A mix" if workload.environments else label(workload, workload.kind)
         raise ConfigError(
-            f"{task} is {workload.task!r}, which is written in the few words of the model {TINY_NAME}, but "
-            f"{label(config, 'model')} is {config.model}; use {_named(tasks_speaking('text'))}, or leave the model "
-            "out."
+            f"{given} is given, but the model {TINY_NAME} knows the few words of the built-in tasks only; give a model "
+            f"directory as {label(config, 'model')} (in Python, a TinyChat gives {TINY_NAME} words of your own: "
+            "README.md)."
         )
-    if is_tiny and "tiny" not in speaks:
+    for part in workload.environments or (workload,):
+        if part.task is not None:
+            _check_task(config, part)
+
+
+def _check_task(config: SharedConfig, part: EnvironmentConfig) -> None:
+    """Raise ConfigError unless the model speaks a language of the part's task."""
+    task = label(part, "task") if part is config.workload else "The task of an environment"
+    speaks = TASKS[part.task].speaks
+    if config.model != TINY_NAME and "text" not in speaks:
         raise ConfigError(
-            f"{task} is {workload.task!r}, which is written in plain text, but the model {TINY_NAME} knows a few words "
+            f"{task} is {part.task!r}, which is written in the few words of the model {TINY_NAME}, but "
+            f"{label(config, 'model')} is {config.model}; use {_named(tasks_speaking('text'))}, or leave the model out."
+        )
+    if config.model == TINY_NAME and "tiny" not in speaks:
+        raise ConfigError(
+            f"{task} is {part.task!r}, which is written in plain text, but the model {TINY_NAME} knows a few words "
             f"only; give a model directory as {label(config, 'model')}, or use {_named(tasks_speaking('tiny'))}."
         )
 

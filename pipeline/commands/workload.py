@@ -1,50 +1,235 @@
-"""From a WorkloadConfig to what rolls out: an environment, rows to train on, held-out rows, and how tiny speaks."""
+"""From a WorkloadConfig to what rolls out: an environment, rows to train on, held-out rows, and how tiny speaks.
 
-from collections.abc import Sequence
+Data files are read and checked whole here, and users' modules imported once in a process of their own: what is wrong
+with them is told before a model is opened.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
 from typing import Any
 
+import msgpack
+
 from pipeline.chat.format import ChatFormat
-from pipeline.commands.workload_config import WorkloadConfig
+from pipeline.commands.workload_config import OUTSIDE, EnvironmentConfig, EnvironmentTable, WorkloadConfig
+from pipeline.config_checks import label
+from pipeline.data.load_rows import load_rows
+from pipeline.data.mixed_rows import MixedRows, mix_rows
+from pipeline.data.split_rows import split_rows
+from pipeline.endpoint.openai_endpoint import AGENT_ENV, OpenAIEndpoint
+from pipeline.environments.probe import describe_environment, describe_environments
+from pipeline.environments.source import EnvSource
 from pipeline.errors import ConfigError
 from pipeline.tasks import TASKS
+
+Rows = Sequence[dict[str, Any]]
+SINGLE_TURN = "pipeline.environments.single_turn:SingleTurn"
+PROMPT_FIELD = "prompt"  # of rows that go with a reward, unless told otherwise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One environment of a workload, with its rows."""
+
+    name: str
+    env: str
+    arguments: Mapping[str, Any]
+    train_rows: Rows
+    holdout_rows: Rows  # empty: none are held out
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """All rows are in memory and checked; no process runs for it."""
+    """What is rolled out, with all rows in memory and checked; no process runs for it. parts: several are a mix.
+    endpoint: makes what agents drive the rollouts through, from its idle_timeout in seconds; None: no agents.
+    """
 
-    name: str  # how results call it
-    env: str
-    arguments: dict[str, Any]
-    train_rows: Sequence[dict[str, Any]]
-    holdout_rows: Sequence[dict[str, Any]]  # empty: none are held out
+    parts: tuple[Part, ...]
+    is_mix: bool
+    endpoint: Callable[..., OpenAIEndpoint] | None = None
 
-    def measured_rows(self, count: int | None, where: str) -> Sequence[dict[str, Any]]:
-        """The first `count` held-out rows (None: all). Raises ConfigError, naming `where`, if there are fewer."""
-        if count is not None and count > len(self.holdout_rows):
-            raise ConfigError(
-                f"{where} is {count}, but {self.name} has {len(self.holdout_rows)} held-out rows; lower it."
-            )
-        return self.holdout_rows[:count]
+    @property
+    def name(self) -> str:
+        """How results call it."""
+        return ", ".join(part.name for part in self.parts)
+
+    def engine_arguments(self, timeout: float) -> dict[str, Any]:
+        """`env` and `env_arguments` as `RolloutEngine` takes them; timeout: seconds without a sign of an agent."""
+        if self.endpoint is not None:
+            return {"env": self.endpoint(idle_timeout=timeout)}
+        if not self.is_mix:
+            return {"env": self.parts[0].env, "env_arguments": dict(self.parts[0].arguments)}
+        arguments = {part.name: dict(part.arguments) for part in self.parts}
+        return {"env": {part.name: part.env for part in self.parts}, "env_arguments": arguments}
+
+    def train_rows(self) -> Rows | MixedRows:
+        """As `AsyncTrainer.run` takes them."""
+        if not self.is_mix:
+            return self.parts[0].train_rows
+        weights = {part.name: part.weight for part in self.parts}
+        return mix_rows({part.name: part.train_rows for part in self.parts}, weights=weights)
+
+    def rows_to_measure(self, count: int | None, where: str, *, only_holdout: bool = True) -> list[dict[str, Any]]:
+        """The first `count` held-out rows (None: all), of a mix in turn. Of an environment that holds none out: none
+        with only_holdout, else all. Raises ConfigError, naming the option `where`, when there are fewer.
+        """
+        rows = in_turn(
+            [self._marked(part, part.holdout_rows or (() if only_holdout else part.train_rows)) for part in self.parts]
+        )
+        if count is not None and count > len(rows):
+            raise ConfigError(f"{where} is {count}, but {self.name} has {len(rows)} held-out rows; use at most those.")
+        return rows[:count]
+
+    def describe(self) -> dict[str, Any]:
+        """For config.json: what was found, with digests that tell when data has changed."""
+        return {
+            part.name: {
+                "env": part.env,
+                "train_rows": len(part.train_rows),
+                "train_digest": digest(part.train_rows),
+                "holdout_rows": len(part.holdout_rows),
+                "holdout_digest": digest(part.holdout_rows),
+            }
+            for part in self.parts
+        }
+
+    def _marked(self, part: Part, rows: Rows) -> Rows:
+        return [row | {"environment": part.name} for row in rows] if self.is_mix else rows
 
 
 def open_workload(config: WorkloadConfig) -> Workload:
     """Raises ConfigError for what can't be rolled out."""
-    task = TASKS[config.task]
-    arguments = task.arguments_in(config.language)
-    if "latency" in task.options:
-        arguments["latency"] = config.tool_latency
-    return Workload(
-        name=task.name,
-        env=task.environment,
-        arguments=arguments,
-        train_rows=task.train_rows(config.rows_seed),
-        holdout_rows=task.holdout_rows(),
+    endpoint = None
+    if config.agent is not None:
+        endpoint = partial(OpenAIEndpoint, _agent_of(config), port=config.endpoint_port)
+        endpoint()  # raises what it refuses
+    tables = {_name_of(table): table for table in config.environments or (config,)}
+    files = {name: _read_files(table) for name, table in tables.items()}  # first: that takes the least time
+    brought = _brought_rows(tables, config.rows_seed, is_mix=bool(config.environments))
+    parts = tuple(
+        _open_task(table, name, config.rows_seed, config.language)
+        if table.kind == "task"
+        else _make_part(table, name, *files[name], brought.get(name))
+        for name, table in tables.items()
     )
+    return Workload(parts=parts, is_mix=bool(config.environments), endpoint=endpoint)
 
 
 def tiny_chat(config: WorkloadConfig) -> ChatFormat | None:
     """How the model tiny writes this workload; None: it can't."""
     make = TASKS[config.task].chat_format if config.task is not None else None
     return make() if make is not None else None
+
+
+def in_turn(rows_of_parts: Sequence[Rows]) -> list[dict[str, Any]]:
+    """The first of each, the second of each, …, so that the first few are of every part."""
+    return [row for rows in zip_longest(*rows_of_parts) for row in rows if row is not None]
+
+
+def digest(rows: Rows) -> str:
+    """Of the rows' contents, in order."""
+    found = hashlib.sha256()
+    for row in rows:
+        found.update(msgpack.packb(row))
+    return f"sha256:{found.hexdigest()}"
+
+
+def _read_files(config: EnvironmentConfig) -> tuple[Rows | None, Rows]:
+    """Rows to train on (None: no file holds them), and held-out rows of a file of their own."""
+    rows = load_rows(config.data, **_fields(config)) if config.data is not None else None
+    return rows, load_rows(config.eval_data, **_fields(config)) if config.eval_data is not None else []
+
+
+def _brought_rows(
+    configs: Mapping[str, EnvironmentConfig], seed: int, *, is_mix: bool
+) -> dict[str, list[dict[str, Any]] | None]:
+    """Of each environment of users' own the rows that it brings, if any: all are imported and made once, elsewhere."""
+    found = {name: _environment_of(config) for name, config in configs.items() if config.kind != "task"}
+    paths = {name: env for name, (env, _) in found.items() if env is not None}
+    arguments = {name: arguments for name, (_, arguments) in found.items()}
+    if not paths:
+        return {}
+    if is_mix:
+        described = describe_environments(EnvSource(paths, arguments), seed=seed)
+        return {name: one.rows for name, one in described.items()}
+    (name,) = paths
+    return {name: describe_environment(EnvSource(paths[name], arguments[name]), seed=seed).rows}
+
+
+def _make_part(config: EnvironmentConfig, name: str, rows: Rows | None, held: Rows, brought: Rows | None) -> Part:
+    env, arguments = _environment_of(config)
+    if rows is None:
+        rows = brought
+    if rows is None:
+        if isinstance(config, EnvironmentTable):
+            raise ConfigError(f"The environment {name!r} brings no rows of its own; add data = FILE to its table.")
+        raise ConfigError(
+            f"{label(config, 'env')} is {env}, which brings no rows of its own; add {label(config, 'data')}, a file."
+        )
+    if config.holdout is not None:
+        try:
+            rows, held = split_rows(rows, config.holdout)
+        except ConfigError as error:
+            raise ConfigError(f"The rows of {name!r}: {error}") from error
+    return Part(
+        name=name,
+        env=env or OUTSIDE,
+        arguments=arguments,
+        train_rows=rows,
+        holdout_rows=held,
+        weight=getattr(config, "weight", 1.0),
+    )
+
+
+def _open_task(config: EnvironmentConfig, name: str, seed: int, language: str) -> Part:
+    task = TASKS[config.task]
+    latency = {"latency": config.tool_latency} if "latency" in task.options else {}
+    return Part(
+        name=name,
+        env=task.environment,
+        arguments=task.arguments_in(language) | latency,
+        train_rows=task.train_rows(seed),
+        holdout_rows=task.holdout_rows(),
+        weight=getattr(config, "weight", 1.0),
+    )
+
+
+def _name_of(config: EnvironmentConfig) -> str:
+    """In a mix as the user calls it; else what stands behind the option, of a file without its directories."""
+    if isinstance(config, EnvironmentTable):
+        return config.called
+    return os.path.basename(getattr(config, config.kind))
+
+
+def _agent_of(config: WorkloadConfig) -> str | None:
+    """None: it comes by itself."""
+    return None if config.agent == OUTSIDE else config.agent
+
+
+def _environment_of(config: EnvironmentConfig) -> tuple[str | None, dict[str, Any]]:
+    """What an environment process is to import, and its arguments; None: nothing."""
+    if config.kind == "env":
+        return config.env, dict(config.env_arguments)
+    if isinstance(config, WorkloadConfig) and config.kind == "agent":
+        agent = _agent_of(config)
+        return (None, {}) if agent is None else (AGENT_ENV, {"agent": agent})
+    arguments = {"reward": config.reward, "prompt_field": config.prompt_field or PROMPT_FIELD}
+    if config.system_prompt is not None:
+        arguments["system_prompt"] = config.system_prompt
+    return SINGLE_TURN, arguments
+
+
+def _fields(config: EnvironmentConfig) -> dict[str, Any]:
+    """How `load_rows` reads and checks a file."""
+    needs_prompt = config.kind == "reward"
+    return {
+        "prompt_field": config.prompt_field or (PROMPT_FIELD if needs_prompt else None),
+        "answer_field": config.answer_field,
+        "id_field": config.id_field,
+        "allow_empty_prompts": config.allow_empty_prompts,
+    }

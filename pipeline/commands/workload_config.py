@@ -5,16 +5,17 @@ agents of one's own.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from pipeline.config_checks import check_choice, check_integer, is_finite_number, label, option, shown
+from pipeline.config_checks import check_choice, check_integer, check_number, is_finite_number, label, option, shown
 from pipeline.errors import ConfigError
 from pipeline.tasks import TASKS
 from pipeline.tasks.latency import FORMS, parse_latency
 
-KINDS = ("task", "env", "reward", "agent")
+KINDS = ("task", "env", "reward", "agent")  # what says what is rolled out: one of these
 OUTSIDE = "outside"  # an agent that comes by itself
+ROWS = ("data", "eval_data", "holdout", "prompt_field", "answer_field", "id_field", "allow_empty_prompts", "rows_seed")
 FIELDS = ("prompt_field", "answer_field", "id_field", "allow_empty_prompts")  # how a data file is read
 
 
@@ -51,6 +52,11 @@ class EnvironmentConfig:
         None, "rows never trained on, a number or a share below 1, for evaluations here or by headway eval"
     )
     eval_data: str | None = option(None, "held-out rows from a file of their own, instead of holdout")
+
+    @property
+    def kind(self) -> str:
+        """The field that says what is rolled out."""
+        return next(name for name in KINDS if getattr(self, name, None))
 
     def check_environment(self, *others: str) -> None:
         """Raise ConfigError unless exactly one thing is rolled out, by task, env, reward or one of `others`, and every
@@ -122,7 +128,7 @@ class EnvironmentConfig:
         where, held = label(self, "holdout"), self.holdout
         if held is None:
             return
-        if not is_finite_number(held) or held <= 0 or (held >= 1 and held != int(held)):
+        if not is_finite_number(held) or held <= 0 or (isinstance(held, float) and held >= 1):
             raise ConfigError(
                 f"{where} is {shown(held)}; it is a number of rows (64) or a share of them below 1 (0.1)."
             )
@@ -131,6 +137,23 @@ class EnvironmentConfig:
                 f"{where} takes held-out rows from the rows to train on, and {label(self, 'eval_data')} from a file; "
                 "keep one."
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentTable(EnvironmentConfig):
+    """One of several environments. Its rows carry its name as their "environment"."""
+
+    name: str = option("", "how rows, events and results call it; none: what env, reward or task is called")
+    weight: float = option(1.0, "its share of all groups, beside the weights of the others")
+
+    def __post_init__(self) -> None:
+        self.check_environment()
+        check_number(self, "weight", above=0.0)
+
+    @property
+    def called(self) -> str:
+        """Its name, or the last part of what it rolls out."""
+        return self.name or getattr(self, self.kind).rpartition(":")[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,19 +169,31 @@ class WorkloadConfig(EnvironmentConfig):
         None,
         f"an agent that drives rollouts through an OpenAI endpoint: module:function; {OUTSIDE}: it comes by itself",
     )
+    environments: tuple[EnvironmentTable, ...] = ()  # a mix; all else is then left out
     endpoint_port: int = option(0, "the port that agents find the endpoint at, on this machine only; 0: a free one")
     rows_seed: int = 0
     language: str = "tiny"
 
     @property
-    def kind(self) -> str:
-        """The field that says what is rolled out."""
-        return next(name for name in KINDS if getattr(self, name))
+    def holds_out(self) -> bool:
+        """Whether there are held-out rows."""
+        parts = self.environments or (self,)
+        return any(part.task is not None or part.holdout is not None or part.eval_data is not None for part in parts)
 
     def __post_init__(self) -> None:
+        if self.environments:
+            return self._check_mix()
         self.check_environment("agent")
         check_integer(self, "endpoint_port", minimum=0, maximum=65535, unit="ports")
         if self.agent is None and self.endpoint_port:
             raise ConfigError(
                 f"{label(self, 'endpoint_port')} has no effect without {label(self, 'agent')}; leave it out."
             )
+
+    def _check_mix(self) -> None:
+        for name in ("agent", "endpoint_port", *(f.name for f in fields(EnvironmentConfig))):
+            if getattr(self, name) not in (None, False, 0, {}, "none"):
+                raise ConfigError(
+                    f"{label(self, name)} has no effect beside [[environment]] tables, which say all of it; write it "
+                    "there, or leave it out."
+                )

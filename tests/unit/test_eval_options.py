@@ -60,6 +60,75 @@ def test_a_model_directory_is_measured_on_the_calculator(tmp_path):
     assert (found.eval_rows, found.eval_group_size) == (None, 4)
 
 
+@pytest.fixture
+def own_run(tmp_path):
+    """A run on data and a reward of one's own, in `run`; `make(*options)` with other options."""
+
+    def make(*options):
+        model = write_small_model(tmp_path / "model")
+        write_small_model(tmp_path / "run" / "checkpoints" / "version-7")
+        (tmp_path / "run" / "events.jsonl").touch()
+        config = parse(["--model", str(model), "--device", "cpu", "--seed", "4", *options]).to_json()
+        found = {"score": {"holdout_digest": "sha256:1"}}
+        (tmp_path / "run" / "config.json").write_text(json.dumps(config | {"workload": found}))
+        return "run"
+
+    return make
+
+
+REWARD = ("--data", "d.jsonl", "--reward", "m:score", "--prompt-field", "question", "--holdout", "3")
+
+
+def test_of_a_run_on_rows_of_its_own_the_held_out_ones_are_measured(own_run, tmp_path):
+    found = parse_eval([own_run(*REWARD), "--seed", "9"])
+    workload = found.workload
+    assert (workload.data, workload.reward, workload.holdout) == (str(tmp_path / "d.jsonl"), "m:score", 3)
+    assert (workload.prompt_field, workload.rows_seed, found.seed) == ("question", 4, 9)  # other rows would be trained
+    assert found.only_holdout and found.holdout_digests == {"score": "sha256:1"}
+
+
+def test_other_rows_take_the_place_of_a_runs_own(own_run, tmp_path):
+    found = parse_eval([own_run(*REWARD), "--data", "other.jsonl", "--seed", "9"])
+    assert (found.workload.data, found.workload.holdout) == (str(tmp_path / "other.jsonl"), None)
+    assert (found.workload.reward, found.workload.prompt_field) == ("m:score", "question")
+    assert not found.only_holdout and not found.holdout_digests
+
+
+def test_another_environment_is_measured_on_a_runs_held_out_rows(own_run):
+    found = parse_eval([own_run(*REWARD, "--system-prompt", "Be brief."), "--env", "e:Other"])
+    assert (found.workload.env, found.workload.reward, found.workload.system_prompt) == ("e:Other", None, None)
+    assert (found.workload.holdout, found.only_holdout) == (3, True)
+
+
+def test_a_task_takes_the_place_of_all_that_a_run_rolled_out(own_run):
+    found = parse_eval([own_run(*REWARD), "--task", "calculator"])
+    assert (found.workload.task, found.workload.data, found.only_holdout) == ("calculator", None, False)
+    assert found.engine.budget.max_turns == TASKS["calculator"].budget["text"]["max_turns"]
+
+
+def test_a_mix_is_measured_as_it_was_trained(own_run, tmp_path):
+    tables = '[[environment]]\nenv = "e:A"\nholdout = 2\narguments = {n = 1}\n[[environment]]\ntask = "calculator"\n'
+    (tmp_path / "mix.toml").write_text("steps = 3\nlr = 1e-5\ntemperature = 0.5\n" + tables)
+    run = own_run("--config", "mix.toml")
+    found = parse_eval([run])
+    first, second = found.workload.environments
+    assert (first.called, first.holdout, first.env_arguments, second.task) == ("A", 2, {"n": 1}, "calculator")
+    assert found.only_holdout and found.engine.temperature == 0.5
+    of_model = parse_eval(["model", "--config", "mix.toml"])  # what of the file trains is passed over
+    assert of_model.workload.environments == found.workload.environments
+    assert (of_model.only_holdout, of_model.engine.temperature) == (False, 0.5)
+    own = parse_eval([run, "--env", "e:B"])
+    assert (own.workload.environments, own.workload.env, own.only_holdout) == ((), "e:B", False)
+
+
+def test_a_model_is_measured_on_rows_of_ones_own(tmp_path):
+    model = str(write_small_model(tmp_path / "model"))
+    found = parse_eval([model, "--data", "d.jsonl", "--reward", "m:score"])
+    assert (found.workload.task, found.workload.holdout, found.only_holdout) == (None, None, False)
+    assert found.engine.budget.max_turn_tokens == 1024
+    assert parse_eval([model, "--data", "d.jsonl", "--reward", "m:score", "--holdout", "0.5"]).workload.holdout == 0.5
+
+
 def test_a_model_without_its_tokenizer_is_not_taken_for_the_tiny_one(tmp_path):
     directory = write_small_model(tmp_path / "model")
     (directory / "tokenizer.json").unlink()
@@ -108,8 +177,9 @@ def test_at_temperature_0_one_trajectory_a_row_says_all(tmp_path):
         (["run", "--steps", "5"], ["--steps has no effect in headway eval"]),
         (["run", "--groups-per-step=5"], ["--groups-per-step has no effect in headway eval"]),
         (["run", "--eval-row", "5"], ["Did you mean --eval-rows?"]),
-        (["run", "--env", "m:C"], ["--env isn't built yet"]),
-        (["run", "--data", "x"], ["--data isn't built yet"]),
+        (["run", "--env", "m:C"], ["--env is given, but the model tiny"]),
+        (["run", "--data", "x"], ["--data is /", "add --env, --reward or --agent"]),
+        (["run", "--holdout", "5"], ["--holdout has no effect on a run's own rows"]),
         (["run", "x"], ["'x' is not an option"]),
         (["run", "--task", "gess"], ["--task is 'gess'", "Did you mean guess?"]),
         (["run", "--task", "calculator"], ["--task is 'calculator'", "plain text"]),

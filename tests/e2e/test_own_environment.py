@@ -1,0 +1,156 @@
+"""run.py and headway eval on data, rewards, environments and agents of a user's own, as the user starts them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from run_py import ROOT, RunPy
+
+from tests.small_models import write_small_model
+
+HEADWAY = "import sys; sys.path.insert(0, sys.argv.pop(1)); from pipeline.commands.cli import main; sys.exit(main())"
+FILES = {
+    "rewards.py": """
+def score(text, row):
+    return float(len(text) % 7) + float(row["answer"]) / 100
+""",
+    "my_envs.py": '''
+import pipeline as rl
+
+
+class Asks(rl.Env):
+    """Two turns; the second asks again."""
+
+    def __init__(self, again):
+        self._again = again
+
+    @rl.tool
+    async def look_up(self, word: str) -> str:
+        """Find a word.
+
+        Args:
+            word: the word
+        """
+        return word
+
+    def reset(self, row):
+        return row["question"]
+
+    async def on_turn(self, traj):
+        return rl.TurnResult(messages=self._again) if traj.num_turns == 1 else None
+
+    def reward(self, traj, row):
+        return float(len(traj.text) % 5)
+''',
+    "mix.toml": """
+steps = 3
+[[environment]]
+env = "my_envs.py:Asks"
+arguments = {again = "And?"}
+data = "questions.jsonl"
+weight = 3
+[[environment]]
+name = "scored"
+reward = "rewards:score"
+data = "train.jsonl"
+holdout = 0.25
+""",
+    "my_agent.py": """
+from openai import AsyncOpenAI
+
+
+async def solve(row, base_url, api_key):
+    client = AsyncOpenAI(base_url=base_url, api_key=api_key)
+    messages = [{"role": "user", "content": row["prompt"]}]
+    answer = await client.chat.completions.create(model="headway", messages=messages, max_tokens=8)
+    return float(len(answer.choices[0].message.content or "") % 5)
+""",
+}
+QUICK = ("--max-turn-tokens", "8", "--concurrency", "16")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A user's directory: a model, data, and the code above."""
+    directory = tmp_path_factory.mktemp("own")
+    write_small_model(directory / "model")
+    for name, text in FILES.items():
+        (directory / name).write_text(text)
+    rows = [{"prompt": f"What is {n} + 1?", "answer": str(n + 1), "id": f"row-{n}"} for n in range(12)]
+    write_rows(directory / "train.jsonl", rows)
+    write_rows(directory / "questions.jsonl", [{"question": f"Name {n} words."} for n in range(5)])
+    write_rows(directory / "missing.jsonl", [rows[0], {"question": "?", "answer": "1"}, {"prompt": "", "answer": "2"}])
+    return directory
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def start(project):
+    """Start run.py in the project's directory; the run is over when this returns, and its exit code is right."""
+    runs = []
+
+    def run(name, *options, code=0):
+        found = RunPy(project / name, str(project), "--model", "model", *options, *QUICK)
+        runs.append(found)
+        assert found.wait() == code, found.stderr
+        return found
+
+    yield run
+    for found in runs:
+        found.end()
+
+
+def headway(*arguments, cwd):
+    return subprocess.run(
+        [sys.executable, "-c", HEADWAY, str(ROOT), *arguments], cwd=cwd, capture_output=True, text=True, timeout=60
+    )
+
+
+def config_of(directory):
+    return json.loads((directory / "config.json").read_text())
+
+
+def test_a_reward_on_a_file_trains_and_its_held_out_rows_are_measured_again(start, project):
+    own = ("--data", "train.jsonl", "--reward", "rewards.py:score", "--answer-field", "answer", "--holdout", "0.25")
+    run = start("scored", *own, "--steps", "2", "--eval-every", "0", "--eval-final-group-size", "2")
+    record = config_of(run.run_dir)
+    assert record["config"]["workload"]["data"] == str(project / "train.jsonl")
+    (found,) = record["workload"].values()
+    assert (found["train_rows"], found["holdout_rows"]) == (9, 3)
+    (evaluation,) = run.lines("eval.jsonl")
+    done = headway("eval", "scored", "--device", "cpu", "--eval-group-size", "2", "--run-dir", "again", cwd=project)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "6 trajectories on 3 held-out rows of rewards.py:score, version 2 of" in done.stdout
+    (again,) = [json.loads(line) for line in (project / "again" / "eval.jsonl").read_text().splitlines()]
+    assert again["reward_mean"] == evaluation["reward_mean"]  # the same rows, the same weights, the same noise
+
+
+def test_environments_are_mixed_by_weight(start):
+    run = start("mixed", "--config", "mix.toml", "--seed", "1", "--eval-every", "0", "--eval-rows", "2")
+    assert run.events("end")[0]["status"] == "completed"
+    record = config_of(run.run_dir)
+    assert {name: found["train_rows"] for name, found in record["workload"].items()} == {"Asks": 5, "scored": 9}
+    rows = [event["row"] for event in run.events("admitted")]
+    of_asks = sum(row < 5 for row in rows)
+    assert abs(of_asks - 0.75 * len(rows)) <= 1
+    assert run.lines("eval.jsonl")[-1]["rows"] == 2
+
+
+def test_an_agent_of_ones_own_trains(start):
+    run = start("agent", "--data", "train.jsonl", "--agent", "my_agent.py:solve", "--steps", "1")
+    assert run.events("end")[0]["status"] == "completed"
+    assert run.lines("metrics.jsonl")[0]["endpoint/requests"] >= 4
+
+
+def test_bad_data_is_refused_before_any_model_is_loaded(project):
+    own = ("--data", "missing.jsonl", "--reward", "rewards.py:score", "--answer-field", "answer")
+    done = headway("run", "--model", "nosuch", *own, "--run-dir", "bad", cwd=project)
+    assert done.returncode == 2
+    done = headway("run", "--model", "model", *own, "--run-dir", "bad", cwd=project)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "missing.jsonl" in done.stderr and "line 2" in done.stderr and "line 3" in done.stderr
+    assert not (project / "bad").exists()
