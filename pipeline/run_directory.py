@@ -3,6 +3,7 @@
 config.json     the resolved configuration, versions and seed
 events.jsonl    the audit log (events.py)
 metrics.jsonl   one line per batch
+samples.jsonl   some trajectories of each batch with their conversations (log_samples)
 eval.jsonl      one line per evaluation, with an evaluator
 checkpoints/    the weights that the run ended with (checkpoints.py)
 logs/           one file per process

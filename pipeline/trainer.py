@@ -120,7 +120,8 @@ class AsyncTrainer:
             with (
                 closing(EventLog(directory / "events.jsonl", time.monotonic)) as events,
                 closing(JsonLines(directory / "metrics.jsonl")) as metrics,
-                self._open_results(directory) as results,
+                _open_lines(directory / "eval.jsonl", self._evaluator is not None) as results,
+                _open_lines(directory / "samples.jsonl", self.config.log_samples > 0) as samples,
             ):
                 self._checkpoints = Checkpoints(directory, files, events)
                 self._run = TrainingRun(
@@ -132,6 +133,7 @@ class AsyncTrainer:
                     events=events,
                     metrics=metrics,
                     results=results,
+                    samples=samples,
                     checkpoints=self._checkpoints,
                     log_dir=str(directory / "logs"),
                     evaluator=self._evaluator,
@@ -203,9 +205,9 @@ class AsyncTrainer:
         rules = make_rules(self.config, rows=rows, steps=steps)
         return make_spec(self.engine.model, self.config, evaluates=self._evaluator is not None), rules
 
-    def _open_results(self, directory: Path) -> AbstractContextManager[JsonLines | None]:
-        """eval.jsonl, if anything is evaluated."""
-        return nullcontext() if self._evaluator is None else closing(JsonLines(directory / "eval.jsonl"))
+
+def _open_lines(path: Path, is_wanted: bool) -> AbstractContextManager[JsonLines | None]:
+    return closing(JsonLines(path)) if is_wanted else nullcontext()
 
 
 def _model_files(spec: RunSpec, source: ModelSource) -> dict[str, bytes]:

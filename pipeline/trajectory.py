@@ -4,8 +4,9 @@ A trajectory is a list of spans in order. `run` counts conditioning runs from 0:
 given all the tokens before it; a context that is rewritten starts the next run, whose first span is a prompt.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 SpanKind = Literal["prompt", "generated", "framing"]
 
@@ -32,6 +33,7 @@ class Trajectory:
 
     truncated: the cause, None for a natural end. loss_mask_end: offset over all generated tokens from which on they are
     not trained, None for no limit. metrics: numbers of the environment, summed over a batch into `rollout/<name>`.
+    conversation: its messages, if samples.jsonl may have it (`log_samples`).
     """
 
     group: int
@@ -43,6 +45,7 @@ class Trajectory:
     loss_mask_end: int | None = None
     num_turns: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+    conversation: list[Mapping[str, Any]] | None = field(default=None, repr=False, compare=False)
 
     @property
     def generated_tokens(self) -> int:

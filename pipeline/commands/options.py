@@ -98,6 +98,7 @@ EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
             "shuffle",
             "on_failure",
             "zero_variance",
+            "log_samples",
             "allow_trajectory_loss",
             "allow_unbounded_staleness",
             "kl_coefficient",

@@ -19,6 +19,7 @@ PLAIN_SECONDS = 2.0  # least time between two plain lines; the first and the las
 SPEED_STEPS = 20  # steps that the shown speed is measured over
 FILES = {  # what a run directory may hold that a user wants to open
     "metrics.jsonl": "one line per step",
+    "samples.jsonl": "what the model read and wrote: --log-samples of each batch",
     "events.jsonl": "the audit log: headway audit RUN_DIR",
     "config.json": "the configuration as it was used",
     "eval.jsonl": "evaluations",

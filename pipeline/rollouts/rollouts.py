@@ -35,8 +35,8 @@ class Rollouts:
     concurrency: most trajectories at a time. pinned: the version of every trajectory; None: each takes the committed
     one at its first request. completion: when a group goes out; None: with its last member. oldest_first: groups
     admitted earlier come first where requests wait; by "predicted_length" they always do. replace_failed: a trajectory
-    that fails ends its group, not the run. Results go to `deliver`: as made, into the queue `completed`, in order of
-    completion.
+    that fails ends its group, not the run. keeps_conversation: of which (group, member) the messages stay with the
+    trajectory; None: of nobody. Results go to `deliver`: as made, into the queue `completed`, in order of completion.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class Rollouts:
         completion: GroupCompletion | None = None,
         oldest_first: bool = True,
         replace_failed: bool = False,
+        keeps_conversation: Callable[[int, int], bool] | None = None,
     ) -> None:
         self.completed: asyncio.Queue[Group | GroupFailed | BaseException] = asyncio.Queue()
         self.deliver: Callable[[Group | GroupFailed], None] = self.completed.put_nowait
@@ -69,6 +70,7 @@ class Rollouts:
         self._completion = completion or GroupCompletion(mode="wait")
         self._oldest_first = oldest_first
         self._replace_failed = replace_failed
+        self._keeps_conversation = keeps_conversation or (lambda group, member: False)
         self._groups: dict[int, RunningGroup] = {}
         self._lengths = LengthPredictor()
         self._queue: list[tuple[Priority, int, int]] = []  # (priority, group, member): a heap
@@ -182,6 +184,8 @@ class Rollouts:
             loop = again
         if not loop.discarded:
             self._lengths.add(running.row_index, loop.trajectory.generated_tokens)
+            if self._keeps_conversation(running.group, member):
+                loop.trajectory.conversation = loop.turns.conversation
         running.finished(member)
 
     def _prepare(self, running: RunningGroup, member: int, priority: Priority) -> TrajectoryLoop | AgentLoop:

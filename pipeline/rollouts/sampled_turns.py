@@ -47,6 +47,7 @@ class SampledTurns:
     context: list[int] = field(default_factory=list)  # ids of the current conditioning run
     generated: int = 0  # tokens, over all runs
     segments: list[SegmentResult] = field(default_factory=list)  # of the turn sampled last
+    _open: ModelTurn | None = None  # the turn sampled last, while the history lacks it
     _generate: GenerateSegment | None = None
     _num_calls: int = 0  # tool calls so far: each has an id of its own
     _run: int = 0  # the current conditioning run
@@ -54,6 +55,13 @@ class SampledTurns:
     @property
     def is_last_turn(self) -> bool:
         return self.trajectory.num_turns >= self.budget.max_turns
+
+    @property
+    def conversation(self) -> list[Mapping[str, Any]]:
+        """What the model last read, and what it wrote then, as messages."""
+        if self._open is None or not self._open.ids:
+            return list(self.history)
+        return [*self.history, assistant_message(self._open.text, self._open.tool_calls)]
 
     def open(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> None:
         """What the model reads first."""
@@ -72,7 +80,8 @@ class SampledTurns:
         ids: list[int] = []
         self.segments = []
         stopped, end = await self._sample_into(ids, self._generate, turn_cap)
-        return self._parse(ids), stopped, end
+        self._open = self._parse(ids)
+        return self._open, stopped, end
 
     def reply(self, turn: ModelTurn, messages: list[dict], *, asks: bool = False) -> str | None:
         """Put the messages, and if it is time the wrap-up request, behind the turn. asks: they are that request.
@@ -186,7 +195,7 @@ class SampledTurns:
             self.context = []
         if tools is not None:
             self.tools = tools
-        self.history = [*before, *messages]
+        self.history, self._open = [*before, *messages], None
         self._append("prompt" if rendered.rewrites else "framing", rendered.tokens)
         self.wrapped_up |= asks
         return None

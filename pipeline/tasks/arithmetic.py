@@ -1,6 +1,6 @@
 """`arithmetic`: a small number and three steps up or down from it; the answer is graded exactly. One turn, no tool.
 
-Rows carry `expression` and `answer`. Values stay from 0 to 6 on the way, which leaves some 250 expressions: as many as
+Rows carry `expression` and `answer`. Values stay from 0 to 7 on the way, which leaves some 300 expressions: as many as
 the tiny model can learn from in a minute or two. Held-out ones are in no training set, so they can't be remembered.
 """
 
@@ -16,7 +16,7 @@ from pipeline.env import Env, TrajectoryView, TurnResult
 from pipeline.errors import ConfigError
 from pipeline.tasks.expressions import evaluate, final_number
 
-LARGEST = 6  # all values on the way are from 0 to this
+LARGEST = 7  # all values on the way are from 0 to this
 NUM_STEPS = 3
 STEPS = ("+ 1", "+ 2", "- 1", "- 2")
 

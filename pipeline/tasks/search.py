@@ -18,7 +18,7 @@ from pipeline.tasks.search_world import EXAMPLE_WORLDS, HOPS, NAMES, RELATIONS, 
 from pipeline.tool_schema import ArgumentError
 
 # What following the whole chain of look-ups is worth without the right answer; a part of it is worth its share. It is
-# what the tiny model starts from, whose chance of three right names in a row is one in two thousand at first.
+# what the tiny model starts from, whose chance of three right names in a row is one in some thousands at first.
 CHAIN_CREDIT = 0.3
 
 # --- in plain text ---------------------------------------------------------------------------------------------------
@@ -26,7 +26,7 @@ CHAIN_CREDIT = 0.3
 TEXT_BUDGET = {
     "max_turns": 6,  # three look-ups, two of them again, the answer
     "max_turn_tokens": 96,  # a call takes about 30, the answer about 10
-    "max_context_tokens": 1536,
+    "max_context_tokens": 2560,  # the tool and the examples take some 630, with coarse tokenizers 1,500
     "tool_output_tokens": 160,  # four facts about each of a few people
 }
 SYSTEM = (

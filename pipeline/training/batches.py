@@ -29,8 +29,9 @@ class TrainingBatch:
     """What the learner gets, and what the batch says about itself. Without rows there is no gradient, hence no update.
 
     gradient_scale: factor of the summed gradients that the weights leave out (1 unless `streamed`). num_generated,
-    num_masked, num_dropped: generated tokens of all members, those masked for age, those of dropped members. mistake: a
-    sentence if nothing can be trained, which no policy asked for; else empty.
+    num_masked, num_dropped: generated tokens of all members, those masked for age, those of dropped members.
+    advantages: of each trajectory, by group. mistake: a sentence if nothing can be trained, which no policy asked for;
+    else empty.
     """
 
     rows: Rows
@@ -41,6 +42,7 @@ class TrainingBatch:
     num_dropped: int
     age_min: int
     age_max: int
+    advantages: list[list[float]]
     mistake: str = ""
 
 
@@ -130,6 +132,7 @@ def make_batch(
         num_dropped=int(generated_T[dropped_T].sum()),
         age_min=int(ages_S.min()) if len(ages_S) else 0,
         age_max=int(ages_S.max(initial=0)),
+        advantages=[[value / deviation for value in values] for values in advantages],
         mistake=_mistake(trajectories, num_generated, num_wanted, int(trained_T.sum()), bool(dropped_T.all())),
     )
 

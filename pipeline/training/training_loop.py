@@ -23,6 +23,7 @@ from pipeline.training.learning_rate import learning_rate
 from pipeline.training.overlap import StreamedBatch, overlap_of
 from pipeline.training.received import Received
 from pipeline.training.rows import Rows
+from pipeline.training.sample_log import SampleLog
 from pipeline.training.step_metrics import StepMetrics, timing
 from pipeline.training.updates import Updates
 from pipeline.training.waits import REPORT_SECONDS, Culprit, Waits
@@ -56,12 +57,15 @@ class TrainingLoop:
         counters: SamplingCounters,
         validate_batch: ValidateBatch | None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        samples: SampleLog | None = None,
     ) -> None:
         self._config = config
         self._run = run
         self._scheduler = scheduler
         self._rollouts = rollouts
         self._validate_batch = validate_batch
+        self._samples = samples
         self._clock = clock
         self._stop = False
         self.waits = Waits(run.events, clock)
@@ -135,6 +139,8 @@ class TrainingLoop:
         updated = training.rows.num_rows > 0
         slot = await self._free_slot(n) if updated else None
         self._log_batch(n, batch, training)
+        if self._samples is not None:
+            self._samples.write(n, self._scheduler.version, groups, training.advantages)
         metrics["train/updated"] = int(updated)
         metrics["train/gradient_scale"] = training.gradient_scale
         metrics["train/lr"] = learning_rate(self._config.optimizer, n - 1, self._scheduler.rules.steps)

@@ -23,6 +23,7 @@ from pipeline.rollouts.sampling_counters import SamplingCounters
 from pipeline.run_spec import RunSpec
 from pipeline.schedule import Scheduler, ScheduleRules
 from pipeline.trainer_config import TrainerConfig
+from pipeline.training.sample_log import SampleLog
 from pipeline.training.training_loop import Step, Stopped, TrainingLoop, ValidateBatch
 from shm.errors import HeadwayError
 
@@ -38,7 +39,8 @@ class SaveAtEnd(Enum):
 class TrainingRun:
     """Made by `AsyncTrainer.run`, which has checked everything and owns the log files; `steps` is called once.
 
-    results: eval.jsonl, with an evaluator. log_dir: where the processes' own logs go.
+    results: eval.jsonl, with an evaluator. samples: samples.jsonl, if it is to have lines. log_dir: where the
+    processes' own logs go.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class TrainingRun:
         events: EventLog,
         metrics: JsonLines,
         results: JsonLines | None,
+        samples: JsonLines | None,
         checkpoints: Checkpoints,
         log_dir: str,
         evaluator: Evaluator | None,
@@ -68,6 +71,7 @@ class TrainingRun:
         self._events = events
         self._metrics = metrics
         self._results = results
+        self._samples = SampleLog(samples, rows, config) if samples is not None else None
         self._checkpoints = checkpoints
         self._log_dir = log_dir
         self._evaluator = evaluator
@@ -104,7 +108,9 @@ class TrainingRun:
             run = await self._open()
             counters = SamplingCounters()
             rollouts = self._make_rollouts(run, counters)
-            self._loop = TrainingLoop(self._config, run, scheduler, rollouts, counters, self._validate_batch)
+            self._loop = TrainingLoop(
+                self._config, run, scheduler, rollouts, counters, self._validate_batch, samples=self._samples
+            )
             if self._evaluator is not None:
                 evaluations = self._make_evaluations(self._evaluator, run, rollouts)
             while scheduler.batches < scheduler.rules.steps:
@@ -194,6 +200,7 @@ class TrainingRun:
             completion=config.completion,
             oldest_first=config.stale_policy == "wait",
             replace_failed=config.on_failure == "replace",
+            keeps_conversation=self._samples.wants if self._samples is not None else None,
         )
 
     def _make_evaluations(self, evaluator: Evaluator, run: ActiveRun, rollouts: Rollouts) -> Evaluations:

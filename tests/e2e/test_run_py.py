@@ -133,7 +133,7 @@ def test_two_runs_at_once_each_leave_a_whole_run_and_nothing_else(start, tempora
         assert done.returncode == 0, done.stdout + done.stderr
 
         names = {path.name for path in run.run_dir.iterdir()}
-        assert names == {"config.json", "events.jsonl", "metrics.jsonl", "checkpoints", "logs"}
+        assert names == {"config.json", "events.jsonl", "metrics.jsonl", "samples.jsonl", "checkpoints", "logs"}
         logs = {path.name for path in (run.run_dir / "logs").iterdir()}
         assert logs == {"learner-0.log", "sampler-0.log", "environment-0.log"}
 
@@ -149,6 +149,16 @@ def test_two_runs_at_once_each_leave_a_whole_run_and_nothing_else(start, tempora
             assert line.keys() >= KEYS_OF_AN_UPDATE, KEYS_OF_AN_UPDATE - line.keys()
         generated = sum(event["tokens"] for event in run.events("segment"))
         assert generated == sum(line["train/generated_tokens"] for line in metrics)
+
+        # One trajectory of each batch with its conversation: all turns of the model but the last have an answer.
+        ended_by_name = {event["trajectory"]: event for event in run.events("trajectory")}
+        for line, batch in zip(run.lines("samples.jsonl"), run.events("batch"), strict=True):
+            assert (line["step"], line["group"] in batch["groups"]) == (batch["step"], True)
+            ended = ended_by_name[f"{line['group']}.{line['member']}"]
+            assert (line["reward"], line["tokens"]) == (ended["reward"], ended["tokens"])
+            assert batch["age_min"] <= max(segment["age"] for segment in line["segments"]) <= batch["age_max"]
+            roles = [message["role"] for message in line["messages"]]
+            assert roles == ["user", *["assistant", "tool"] * (line["turns"] - 1), "assistant"]
 
         # Not a terminal: plain lines, the first and the last step among them, no control codes.
         lines = run.stdout.splitlines()

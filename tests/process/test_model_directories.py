@@ -12,7 +12,7 @@ import pipeline as rl
 from pipeline.evaluation.without_training import EvaluationRun
 from pipeline.model_directory import open_model, open_tiny
 from pipeline.run_directory import make_run_dir
-from pipeline.tasks import calculator, guess
+from pipeline.tasks import TASKS, calculator, guess, search
 from tests.small_models import FAMILIES, write_small_model
 from workers.model_config import TINY
 from workers.model_files.flat_weights import load_flat
@@ -158,3 +158,27 @@ def test_an_evaluation_can_be_stopped(model, tmp_path):
     statuses = [event["status"] for event in events_of(tmp_path / "eval") if event["event"] in ("evaluation", "end")]
     assert statuses == ["stopped", "stopped"]
     assert (tmp_path / "eval" / "eval.jsonl").read_text() == ""
+
+
+def test_search_speaks_to_the_tiny_model_and_to_model_directories(model, tmp_path):
+    """The same rows; a word or a text that calls nothing is answered."""
+    task, tiny = TASKS["search"], search.chat_format()
+    sources = {
+        "tiny": open_tiny(replace(TINY, vocab_size=tiny.vocab_size), tiny),
+        "text": open_model(write_small_model(tmp_path / "model")),
+    }
+    for language, source in sources.items():
+        use(model, source)
+        engine = rl.RolloutEngine(
+            model,
+            env=search.Search,
+            env_arguments=task.arguments_in(language),
+            budget=rl.Budget(**task.budget[language]),
+            schedule=rl.Schedule(concurrency=8),
+        )
+        directory = make_run_dir(str(tmp_path / language), {})
+        found = asyncio.run(
+            EvaluationRun(engine, rl.Evaluator(task.holdout_rows()[:2], every=0), version=0).run(directory)
+        )
+        assert (found.rows, found.trajectories, found.truncated_frac) == (2, 16, 0.0)
+        assert 0.0 <= found.reward_mean < 0.5

@@ -57,7 +57,7 @@ def test_the_answer_of_a_text_is_graded_exactly(turn, reward):
 def test_a_perfect_player_gets_everything_and_a_blind_one_little(language):
     rows = arithmetic.holdout_rows()
     assert mean(score(str(row["answer"]), row, language) for row in rows) == 1.0
-    assert max(mean(score(number, row, language) for row in rows) for number in NUMBERS) <= 0.25
+    assert max(mean(score(number, row, language) for row in rows) for number in NUMBERS) <= 0.2
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -65,22 +65,22 @@ def test_held_out_problems_are_in_no_training_set(seed):
     train, held_out = arithmetic.train_rows(seed), arithmetic.holdout_rows()
     assert len(held_out) == len({row["expression"] for row in held_out}) == 64
     assert not {row["expression"] for row in held_out} & {row["expression"] for row in train}
-    assert {row["answer"] for row in train} == {row["answer"] for row in held_out} == set(range(7))
+    assert {row["answer"] for row in train} == {row["answer"] for row in held_out} == set(range(8))
 
 
 def test_training_rows_are_balanced_and_follow_the_seed():
     rows = arithmetic.train_rows(4)
     assert rows == arithmetic.train_rows(4) and rows != arithmetic.train_rows(5)
-    first_round = Counter(row["expression"] for row in rows[:184])
+    first_round = Counter(row["expression"] for row in rows[:248])
     assert set(first_round.values()) == {1} and first_round.keys() == {row["expression"] for row in rows}
-    assert all(row["answer"] == eval(row["expression"]) for row in rows[:184])  # the oracle; the text is the task's own
+    assert all(row["answer"] == eval(row["expression"]) for row in rows[:248])  # the oracle; the text is the task's own
 
 
 def test_held_out_rows_stay_the_same():
     """Evaluations of different versions are compared with each other."""
     rows = arithmetic.holdout_rows()
     assert rows == arithmetic.holdout_rows()
-    assert sum(row["answer"] * index for index, row in enumerate(rows)) == 5420
+    assert sum(row["answer"] * index for index, row in enumerate(rows)) == 6784
 
 
 def test_the_vocabulary_is_small_and_every_word_ends_a_turn():

@@ -234,7 +234,7 @@ def test_a_default_that_tasks_change_is_shown_beside_the_general_one():
     assert shown == {
         "max_turns": "8, calculator 4, arithmetic 2, arithmetic in text 2, search in text 6",
         "max_context_tokens": "guess 64, calculator 1536, arithmetic 16, search 64, arithmetic in text 512, "
-        "search in text 1536, own 4096",
+        "search in text 2560, own 4096",
         "steps": "guess 900, calculator 200, arithmetic 900, search 300, arithmetic in text 200, search in text 200, "
         "own 200",
         "concurrency": "async 192, sync 64",
