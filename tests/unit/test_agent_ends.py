@@ -173,6 +173,28 @@ def test_stopped_while_it_samples_it_finishes_that_request_only():
     play([(1, 2)], script, segment_tokens=2)
 
 
+def test_stopped_before_its_request_has_left_it_is_refused():
+    async def script(agent):
+        first = asyncio.ensure_future(agent.ask(A))
+        await asyncio.sleep(1.0)
+        agent.loop.stop("group_deadline")  # the sampler is told so, and answers with nothing
+        with pytest.raises(Refusal, match="ended by group_deadline"):
+            await first
+        assert await agent.end() == ("group_deadline", 0.0)
+
+    play([()], script)
+
+
+def test_a_sampler_that_gives_nothing_truncates():
+    async def script(agent):
+        with pytest.raises(Refusal, match="The sampler gave no token"):
+            await agent.ask(A)
+        agent.post(0.5)
+        assert await agent.end() == ("empty_sample", 0.5)
+
+    play([()], script)
+
+
 @pytest.mark.parametrize("begins", [False, True])
 def test_discarded_it_leaves_no_reward(begins):
     async def script(agent):
