@@ -47,7 +47,7 @@ class Audit:
         self.fates[fate] += tokens
         self.need(tokens == (held := self.tokens(trajectories)), f"{tokens} tokens {fate}, but {held} in segments")
         for one in trajectories:
-            one.state = fate
+            one.state, one.segments = fate, [] if fate == "retry" else one.segments
             spent = sum(other.state in ("consumed", "discarded") for other in one.group.members.values())
             one.group.state = "consumed" if spent == self.run["group_size"] else one.group.state
 

@@ -31,7 +31,6 @@ from pipeline.schedule import ScheduleRules
 from pipeline.trainer_config import TrainerConfig
 from pipeline.training.training_loop import Step, ValidateBatch
 from pipeline.training.training_run import TrainingRun
-from pipeline.unsupported import refuse_unbuilt_env
 
 
 class AsyncTrainer:
@@ -199,8 +198,6 @@ class AsyncTrainer:
         return description
 
     def _check(self, rows: Sequence[dict[str, Any]], steps: int) -> tuple[RunSpec, ScheduleRules]:
-        for env_class in self.engine.env.env_classes:
-            refuse_unbuilt_env(env_class)
         self.config.check_run(dataset_rows=len(rows), steps=steps)
         rules = make_rules(self.config, rows=rows, steps=steps)
         return make_spec(self.engine.model, self.config, evaluates=self._evaluator is not None), rules

@@ -6,7 +6,7 @@ import signal
 
 import psutil
 import pytest
-from running import audit, events_of, make_trainer, worker_processes
+from running import audit, events_of, make_trainer, metrics_of, worker_processes
 
 import pipeline as rl
 from pipeline.tasks import guess
@@ -112,6 +112,23 @@ def test_processes_killed_at_any_moment(model, tmp_path):
 
     assert train(model, tmp_path, rows_with(), steps=6, act=act, on_failure="stop") == list(range(1, 7))
     assert 1 <= len(events_of(run_dir, "restart")) <= 4
+    assert audit(run_dir) == 0
+
+
+def test_trajectories_with_snapshots_go_on_elsewhere_with_their_tokens(model, tmp_path):
+    run_dir = tmp_path / "run"
+
+    async def act(step):
+        victim = model._run.workers.environments[step.n % 2]
+        if step.n <= 2 and victim.ready:
+            os.kill(victim.pid, signal.SIGKILL)
+
+    rows = rows_with(fatal="exit", once="done")
+    assert train(model, tmp_path, rows, steps=4, act=act, env="Remembering", on_failure="stop") == [1, 2, 3, 4]
+    assert len(events_of(run_dir, "restart")) >= 2
+    assert sum(line["recovery/restored"] for line in metrics_of(run_dir)) > 0
+    # Only one whose reset was under way starts again.
+    assert {event["tokens"] for event in events_of(run_dir, "retry")} <= {0}
     assert audit(run_dir) == 0
 
 

@@ -51,15 +51,14 @@ class Sampler:
         self.running = 0
         self.withdrawn = []  # (group, member) of those who were asked for what has not left
         self._ticks = ticks_per_token
-        self._left = {
-            (group, member): list(played["turns"])
-            for group, one in enumerate(script)
-            for member, played in enumerate(one["members"])
-        }
+        self._script = script
+        self._left = {}
 
     def generate(self, *, priority, group, member, pick, context, max_tokens, generated):
         loop = asyncio.get_running_loop()
         version = pick().version
+        if generated == 0:  # its first request, maybe after a new start
+            self._left[group, member] = list(self._script[group]["members"][member]["turns"])
         left = self._left[group, member]
         returned = min(max_tokens, left[0])
         left[0] -= returned

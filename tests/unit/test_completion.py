@@ -85,3 +85,23 @@ def test_as_many_min_members_as_members_never_close_it():
     for member in range(3):
         assert group.ended(member) == NOTHING
     assert group.ended(3) == Decision(emit=(0, 1, 2, 3), final=True) and not group.closed
+
+
+def test_what_a_member_threw_away_counts_nowhere():
+    """Of the 7 tokens of member 2 three came after the note; started again, it may add five."""
+    group = start_all(progress())
+    assert group.generated(2, 4) == NOTHING
+    group.ended(0), group.ended(1)
+    assert group.generated(2, 3) == NOTHING
+    group.starts_again(2)
+    assert group.generated(3, 4) == NOTHING
+    assert group.started(2) == NOTHING and group.generated(2, 4) == NOTHING
+    assert group.generated(2, 1) == Decision(stop=(2, 3), cause=GROUP_DEADLINE)
+
+
+def test_a_member_that_starts_again_is_not_running_until_it_has_started():
+    group = start_all(progress(max_straggler_tokens=0, size=3), size=2)
+    group.starts_again(1)
+    assert group.ended(0) == NOTHING
+    group.gone(2)
+    assert group.started(1) == NOTHING  # one has ended
