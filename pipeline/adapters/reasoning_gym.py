@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import json
 import logging
+import random
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -51,10 +52,17 @@ class ReasoningGym(Env):
 
     @classmethod
     def rows(cls, seed: int, /, task: str, *, size: int = SIZE, **arguments: Any) -> Iterable[dict[str, Any]]:
-        """size rows, the same for the same seed and configuration."""
+        """size rows, the same for the same seed and configuration: the probe's process fixes how text hashes, by
+        which six tasks go, and `list_functions` draws from Python's own generator.
+        """
         config = {name: value for name, value in arguments.items() if name not in ("instruction", "system_prompt")}
         dataset = _dataset(task, json.dumps({"seed": seed} | config | {"size": size}, sort_keys=True))
-        return (_row_of(dataset[index], f"reasoning_gym:{task}") for index in range(len(dataset)))
+        before = random.getstate()
+        random.seed(f"{task} {dataset.seed}")
+        try:
+            return [_row_of(dataset[index], f"reasoning_gym:{task}") for index in range(len(dataset))]
+        finally:
+            random.setstate(before)
 
     def reset(self, row: dict[str, Any]) -> Sequence[ChatMessage]:
         if not isinstance(row.get("question"), str):

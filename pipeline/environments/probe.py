@@ -101,7 +101,8 @@ def _ask(question: dict[str, Any], what: str, timeout: float) -> Any:
             stdout=2,  # nothing that users' code prints may be taken for our output
             pass_fds=[answer],
             start_new_session=True,
-            env=os.environ | {"PYTHONPATH": python_path},
+            # The hash of text is fixed: rows that are made by going through a set are the same each time.
+            env=os.environ | {"PYTHONPATH": python_path, "PYTHONHASHSEED": "0"},
         )
         status = _wait(process, timeout)
         if status is None:

@@ -79,6 +79,10 @@ class Dies(Search):
         os.abort()
 
 
+def rows_of_a_set():
+    return [{"prompt": word} for word in {f"word{number}" for number in range(50)}]
+
+
 def rows():
     return [{"prompt": "a", "answer": 7}, {"prompt": "b", "answer": None}]
 

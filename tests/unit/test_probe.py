@@ -109,6 +109,14 @@ def test_rows_come_from_a_function_by_its_path():
             call_rows(path)
 
 
+def test_rows_that_go_through_a_set_are_the_same_each_time(monkeypatch):
+    found = []
+    for seed in ("1", "2"):
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+        found.append(call_rows("probed:rows_of_a_set"))
+    assert found[0] == found[1] and len(found[0]) == 50
+
+
 @pytest.mark.parametrize(
     ("path", "fault"),
     [

@@ -60,6 +60,7 @@ def test_rows_follow_from_seed_size_and_the_tasks_own_configuration():
     assert rows == rows_of("chain_sum", size=4, min_terms=2, max_terms=2)
     assert rows != rows_of("chain_sum", size=4, seed=4, min_terms=2, max_terms=2)
     assert all(row["metadata"]["num_terms"] == 2 for row in rows)
+    assert rows_of("list_functions", size=20) == rows_of("list_functions", size=20)  # it asks Python's own generator
     assert rows[:2] == rows_of("chain_sum", size=2, min_terms=2, max_terms=2, instruction="x", system_prompt="y")
 
 
