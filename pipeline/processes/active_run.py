@@ -90,7 +90,7 @@ class ActiveRun:
     def time_rows(self) -> dict[str, WorkerRow]:
         """Where each process that has one books its time, by process name."""
         rows = {name: self.ledger.worker(index) for name, index in self.workers.ledger_rows.items()}
-        boards = zip(self.workers.environments, self._boards, strict=True)
+        boards = zip(self.workers.environments, self._boards, strict=False)  # the board of a thread has no process
         return rows | {process_name(handle): board.row for handle, board in boards}
 
     # --- start and end -------------------------------------------------------------------------------------------
