@@ -1,4 +1,4 @@
-"""`headway data FILE…`: checks data files as a run would, and tells what their rows hold; starts no process."""
+"""`headway data FILE…`: checks data files as a run would, and tells what their rows hold; no worker is started."""
 
 import re
 import sys
@@ -10,7 +10,7 @@ from pipeline.commands.arguments import read_arguments
 from pipeline.data.dataset import row_id
 from pipeline.data.load_rows import load_rows, open_source
 from pipeline.data.split_rows import content_digest
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, RunError
 
 DATA_HELP = """Usage: headway data FILE… [--OPTION VALUE …]
 
@@ -48,7 +48,7 @@ def check_data(arguments: Sequence[str]) -> int:
     for file in files:
         try:
             told = describe(load_rows(file, **options), file)
-        except ConfigError as error:  # of this file: the others are told of all the same
+        except (ConfigError, RunError) as error:  # of this file: the others are told of all the same
             print(f"headway: {_as_typed(' '.join(str(error).split()))}", file=sys.stderr)
             code = 2
         else:

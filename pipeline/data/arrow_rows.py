@@ -22,7 +22,7 @@ def read_parquet(path: Path, bad: BadRows) -> Iterator[tuple[int, dict[str, Any]
     pyarrow = _pyarrow(path)
     import pyarrow.parquet as parquet  # optional, and slow to load
 
-    with _readable(path, pyarrow), parquet.ParquetFile(path) as file:
+    with _readable(path, pyarrow), parquet.ParquetFile(path, page_checksum_verification=True) as file:
         _check_columns(path, file.schema_arrow, pyarrow)
         # Without threads: they would outlive the reading, in a process that starts others.
         yield from _rows(path, file.iter_batches(batch_size=BATCH_ROWS, use_threads=False))

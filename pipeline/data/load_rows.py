@@ -107,14 +107,14 @@ def open_source(path: str | os.PathLike[str]) -> Source:
         raise ConfigTypeError(f"path is {shown(path)}; name a data file, a directory or module:callable.")
     name = os.fspath(path)
     file, split = Path(name), None
-    if not file.exists():
+    if not os.path.exists(file):  # and not Path.exists, which raises for names that are too long
         module, _, function = name.rpartition(":")
         if module and all(part.isidentifier() for part in function.split(".")):
             return Source(name, "function", "row", False, partial(_call, name))
         before, mark, after = name.rpartition("#")
-        if mark and Path(before).exists():
+        if mark and os.path.exists(before):
             file, split = Path(before), after
-    if file.is_dir():
+    if os.path.isdir(file):
         return Source(name, "saved dataset", "row", True, partial(read_saved_dataset, file, split))
     if split is not None:
         raise ConfigError(f"{name}: a file has no splits (directories that `datasets` saved do); leave #{split} out.")

@@ -16,7 +16,7 @@ _SHOWN_FIELDS = 8  # of those that a row has instead
 class RowFields:
     """Names of fields, None for those that nothing is asked of. Raises ConfigError or ConfigTypeError.
 
-    The prompt is text that is more than white space, or a list of messages; the answer is there, of any value (null
+    The prompt is text, or a list of messages, with more than white space in it; the answer is there, of any value (null
     too); the id is text or a whole number, each once.
     """
 
@@ -65,18 +65,17 @@ class RowFields:
             bad.add(place, *_lacks(row, "prompt", name))
             return
         prompt = row[name]
-        if isinstance(prompt, str):
-            if not self.allow_empty_prompts and not prompt.strip():
-                bad.add(
-                    place,
-                    f"has an empty prompt ({name!r} is {prompt!r:.40})",
-                    "Write the prompt, or say with allow_empty_prompts that it may be empty.",
-                )
-        elif not _is_conversation(prompt):
+        if not isinstance(prompt, str) and not _is_conversation(prompt):
             bad.add(
                 place,
                 f"has {prompt!r:.80} as its prompt ({name!r})",
                 'A prompt is text, or a list of messages {"role": …, "content": text} that is not empty.',
+            )
+        elif not self.allow_empty_prompts and _is_empty(prompt):
+            bad.add(
+                place,
+                f"has an empty prompt ({name!r} is {prompt!r:.60})",
+                "Write the prompt, or say with allow_empty_prompts that it may be empty.",
             )
 
     def _check_id(self, place: int | str, row: dict[str, Any], bad: BadRows) -> None:
@@ -112,6 +111,12 @@ def _listed(names: Iterable[str]) -> str:
     names = [f"{name!r:.40}" for name in names]
     more = f" and {len(names) - _SHOWN_FIELDS} more" if len(names) > _SHOWN_FIELDS else ""
     return (", ".join(names[:_SHOWN_FIELDS]) or "none") + more
+
+
+def _is_empty(prompt: str | list[dict[str, Any]]) -> bool:
+    if isinstance(prompt, str):
+        return not prompt.strip()
+    return not any(message["content"].strip() or message.get("tool_calls") for message in prompt)
 
 
 def _is_conversation(prompt: Any) -> bool:

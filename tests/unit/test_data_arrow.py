@@ -101,9 +101,12 @@ def test_text_that_is_not_utf8_is_named_with_row_and_column(tmp_path):
 def test_file_that_is_no_parquet_is_refused(tmp_path):
     (tmp_path / "a.parquet").write_text('{"a": 1}\n')
     assert refusal(tmp_path / "a.parquet").startswith(f"{tmp_path}/a.parquet can't be read as what its name says: ")
-    whole = parquet(tmp_path, {"a": list(range(1000))}).read_bytes()
-    (tmp_path / "b.parquet").write_bytes(whole[: len(whole) // 2])
-    assert "b.parquet can't be read as what its name says" in refusal(tmp_path / "b.parquet")
+    columns = {"a": [f"{index:09}" for index in range(1000)]}
+    whole = parquet(tmp_path, columns, write_page_checksum=True).read_bytes()
+    changed = whole[:200] + b"\xff" * 40 + whole[240:]  # inside the first page
+    for content in (*(whole[:size] for size in (1, 4, 8, 100, len(whole) // 2, len(whole) - 1)), changed):
+        (tmp_path / "b.parquet").write_bytes(content)
+        assert "b.parquet can't be read as what its name says" in refusal(tmp_path / "b.parquet")
 
 
 def test_file_without_rows_is_refused(tmp_path):

@@ -7,6 +7,8 @@ import pytest
 
 import pipeline as rl
 from pipeline.json_lines import JsonLines
+from workers.message_codec import decode, encode
+from workers.messages import EnvironmentCall, Environments
 
 CASES = Path(__file__).parent.parent / "data" / "cases"
 
@@ -82,6 +84,10 @@ def test_every_value_keeps_its_own_type():
     answers = [row["answer"] for row in rl.load_rows(CASES / "HR06" / "mixed_types.jsonl", answer_field="answer")]
     assert answers == [7, "7", None, 7.0, ["7", "seven"], 12345678901234567890]
     assert [type(answer).__name__ for answer in answers] == ["int", "str", "NoneType", "float", "list", "int"]
+    calls = [EnvironmentCall(1, 0, 0, "reset", {"row": {"answer": answer}}) for answer in answers]
+    _, arrived = decode(encode(Environments(calls), 1))  # as the process that scores it gets it
+    arrived = [call.argument["row"]["answer"] for call in arrived.calls]
+    assert arrived == answers and list(map(type, arrived)) == list(map(type, answers))
 
 
 @pytest.mark.parametrize("number", ["18446744073709551616", "-9223372036854775809", "9" * 5000, "1e400", "-1e999"])

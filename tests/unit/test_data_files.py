@@ -45,6 +45,7 @@ def test_what_is_no_data_file_is_one_sentence(saved, tmp_path):
     os.mkfifo(tmp_path / "f.jsonl")
     assert "is no regular file" in refusal(tmp_path / "f.jsonl")
     assert "can't be read" in refusal("a\0b.jsonl")
+    assert "can't be read: File name too long." in refusal("x" * 5000 + ".jsonl")
     assert "c.json/d.json can't be read: Not a directory." in refusal(tmp_path / "c.json" / "d.json")
     for path in (None, "", 3, b"a.jsonl", ["a.jsonl"]):
         assert "name a data file" in refusal(path, rl.ConfigTypeError)
@@ -183,9 +184,7 @@ def write_rows(saved, *rows):
     return saved("rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
 
-@pytest.mark.parametrize(
-    "prompt", ["x", [{"role": "user", "content": ""}], [{"role": "system", "content": "be brief"}]]
-)
+@pytest.mark.parametrize("prompt", ["x", [{"role": "user", "content": "x"}, {"role": "assistant", "content": ""}]])
 def test_prompts_are_text_or_messages(saved, prompt):
     assert rl.load_rows(write_rows(saved, {"q": prompt}), prompt_field="q") == [{"q": prompt}]
 
@@ -194,6 +193,7 @@ def test_prompts_are_text_or_messages(saved, prompt):
     ("prompt", "part"),
     [
         (" \n\t", "has an empty prompt ('q' is ' \\n\\t')"),
+        ([{"role": "user", "content": " "}], "has an empty prompt ('q' is [{'role': 'user', 'content': ' '}])"),
         (None, "has None as its prompt ('q')"),
         (3, "has 3 as its prompt ('q')"),
         ([], "has [] as its prompt ('q')"),
