@@ -25,7 +25,7 @@ def read_parquet(path: Path, bad: BadRows) -> Iterator[tuple[int, dict[str, Any]
     with _readable(path, pyarrow), parquet.ParquetFile(path, page_checksum_verification=True) as file:
         _check_columns(path, file.schema_arrow, pyarrow)
         # Without threads: they would outlive the reading, in a process that starts others.
-        yield from _rows(path, file.iter_batches(batch_size=BATCH_ROWS, use_threads=False))
+        yield from _rows(path, file.iter_batches(batch_size=BATCH_ROWS, use_threads=False), pyarrow)
 
 
 def read_saved_dataset(path: Path, split: str | None, bad: BadRows) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -34,7 +34,7 @@ def read_saved_dataset(path: Path, split: str | None, bad: BadRows) -> Iterator[
     """
     files = _data_files(_split_directory(path, split))
     pyarrow = _pyarrow(path)
-    yield from _rows(path, _batches(files, pyarrow))
+    yield from _rows(path, _batches(files, pyarrow), pyarrow)
 
 
 def _pyarrow(path: Path) -> Any:
@@ -52,7 +52,7 @@ def _pyarrow(path: Path) -> Any:
 def _readable(path: Path, pyarrow: Any) -> Iterator[None]:
     try:
         yield
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # also names that are not UTF-8
         why = " ".join(str(error).split())[:200]
         raise ConfigError(f"{path} can't be read as what its name says: {why}. Write the file again.") from error
 
@@ -65,13 +65,16 @@ def _batches(files: Iterable[Path], pyarrow: Any) -> Iterator[Any]:
             yield from reader
 
 
-def _rows(path: Path, batches: Iterable[Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _rows(path: Path, batches: Iterable[Any], pyarrow: Any) -> Iterator[tuple[int, dict[str, Any]]]:
     row = 0
     for batch in batches:
         try:
-            values = batch.to_pylist()
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{path}: {_undecodable(batch, row)} is not UTF-8. Correct the text.") from error
+            batch.validate(full=True)  # Arrow trusts what it reads: damaged offsets would end this process
+        except pyarrow.ArrowInvalid as error:
+            if "UTF8" in str(error):
+                raise ConfigError(f"{path}: {_undecodable(batch, row)} is not UTF-8. Correct the text.") from error
+            raise ConfigError(f"{path} is damaged from row {row} on: {error}. Write the file again.") from error
+        values = batch.to_pylist()
         yield from enumerate(values, row)
         row += len(values)
 
@@ -83,7 +86,7 @@ def _undecodable(batch: Any, row: int) -> str:
             try:
                 column[index].as_py()
             except UnicodeDecodeError:
-                return f'row {row + index}, column "{name}"'
+                return f"row {row + index}, column {name!r:.80}"
     raise AssertionError("a batch can't be decoded, but each of its values can")
 
 
@@ -93,11 +96,11 @@ def _undecodable(batch: Any, row: int) -> str:
 def _check_columns(path: Path, schema: Any, pyarrow: Any) -> None:
     for index, field in enumerate(schema):
         if field.name in schema.names[:index]:
-            raise ConfigError(f'{path} has two columns "{field.name}"; give each its own name.')
+            raise ConfigError(f"{path} has two columns {field.name!r:.80}; give each its own name.")
         found = _unplain(field.type, pyarrow)
         if found is not None:
             raise ConfigError(
-                f'{path}: column "{field.name}" holds {found}; rows hold plain values (numbers, text, lists, structs), '
+                f"{path}: column {field.name!r:.80} holds {found}; rows hold plain values (numbers, text, lists, structs), "
                 "so save it as text or numbers, or leave the column out."
             )
 

@@ -74,13 +74,13 @@ def test_texts_of_every_kind_and_numbers_of_every_size(tmp_path):
 )
 def test_column_without_plain_values_is_named(tmp_path, values, kind):
     path = parquet(tmp_path, {"prompt": ["a"], "odd": values})
-    assert refusal(path).startswith(f'{path}: column "odd" holds {kind}')
+    assert refusal(path).startswith(f"{path}: column 'odd' holds {kind}")
     assert "rows hold plain values (numbers, text, lists, structs), so save it as text or numbers" in refusal(path)
 
 
 def test_columns_of_one_name_are_refused(tmp_path):
     pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), tmp_path / "a.parquet")
-    assert 'has two columns "a"' in refusal(tmp_path / "a.parquet")
+    assert "has two columns 'a'" in refusal(tmp_path / "a.parquet")
 
 
 def test_declared_field_that_is_no_column_is_one_sentence_and_bad_rows_are_counted_from_0(tmp_path):
@@ -95,7 +95,7 @@ def test_declared_field_that_is_no_column_is_one_sentence_and_bad_rows_are_count
 def test_text_that_is_not_utf8_is_named_with_row_and_column(tmp_path):
     broken = pa.array([b"a", b"b\xff"]).view(pa.string())  # Parquet's readers check no text
     path = parquet(tmp_path, {"n": [1, 2], "text": broken})
-    assert f'{path}: row 1, column "text" is not UTF-8' in refusal(path)
+    assert f'{path}: row 1, column 'text' is not UTF-8' in refusal(path)
 
 
 def test_file_that_is_no_parquet_is_refused(tmp_path):
