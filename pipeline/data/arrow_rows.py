@@ -100,8 +100,8 @@ def _check_columns(path: Path, schema: Any, pyarrow: Any) -> None:
         found = _unplain(field.type, pyarrow)
         if found is not None:
             raise ConfigError(
-                f"{path}: column {field.name!r:.80} holds {found}; rows hold plain values (numbers, text, lists, structs), "
-                "so save it as text or numbers, or leave the column out."
+                f"{path}: column {field.name!r:.80} holds {found}; rows hold plain values (numbers, text, lists, "
+                "structs), so save it as text or numbers, or leave the column out."
             )
 
 

@@ -95,7 +95,7 @@ def test_declared_field_that_is_no_column_is_one_sentence_and_bad_rows_are_count
 def test_text_that_is_not_utf8_is_named_with_row_and_column(tmp_path):
     broken = pa.array([b"a", b"b\xff"]).view(pa.string())  # Parquet's readers check no text
     path = parquet(tmp_path, {"n": [1, 2], "text": broken})
-    assert f'{path}: row 1, column 'text' is not UTF-8' in refusal(path)
+    assert f"{path}: row 1, column 'text' is not UTF-8" in refusal(path)
 
 
 def test_file_that_is_no_parquet_is_refused(tmp_path):
