@@ -89,12 +89,12 @@ def _kinds(values: Sequence[Any]) -> str:
 
 
 def _lengths(kind: str, values: Sequence[Any]) -> str:
-    cls, unit = {"text": (str, "characters"), "list": (list, "items")}.get(kind, (None, ""))
+    cls, unit = {"text": (str, "character"), "list": (list, "item")}.get(kind, (None, ""))
     if cls is None:
         return ""
     lengths = [len(value) for value in values if isinstance(value, cls)]
     least, most = min(lengths), max(lengths)
-    return f" ({least:,} {unit})" if least == most else f" ({least:,} to {most:,} {unit})"
+    return f" ({'' if least == most else f'{least:,} to '}{_count(most, unit)})"
 
 
 def _missing(count: int) -> str:

@@ -74,19 +74,19 @@ def content_digest(row: dict[str, Any]) -> bytes:
 
 def _canonical(value: Any) -> bytes:
     """Bytes that are equal for equal content, and only for it: each value's length goes before it."""
-    if isinstance(value, dict):
-        kind, content = b"d", b"".join(sorted(_canonical(key) + _canonical(item) for key, item in value.items()))
+    if isinstance(value, str):  # first, as most are: it runs for every value of a file
+        kind, content = b"s", value.encode()
+    elif isinstance(value, dict):
+        kind, content = b"d", b"".join(sorted([_canonical(key) + _canonical(item) for key, item in value.items()]))
     elif isinstance(value, list | tuple):
         kind, content = b"l", b"".join(map(_canonical, value))
-    elif isinstance(value, str):
-        kind, content = b"s", value.encode()
     elif value is None:
         kind, content = b"0", b""
     elif isinstance(value, int | float):  # also True, which equals 1
         kind, content = b"n", _number(value).encode()
     else:
         kind, content = b"b", bytes(value)
-    return b"%c%d:%b" % (kind, len(content), content)
+    return b"%b%d:%b" % (kind, len(content), content)
 
 
 def _number(value: int | float) -> str:

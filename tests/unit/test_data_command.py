@@ -1,10 +1,15 @@
 """`headway data`: what it tells of files, and of those that can't be used."""
 
 import json
+import subprocess
+from pathlib import Path
 
 import pytest
 
 from pipeline.commands import cli
+from tests.small_models import write_small_model
+
+CASES = Path(__file__).parent.parent / "data" / "cases"
 
 
 @pytest.fixture
@@ -34,9 +39,9 @@ def test_every_field_is_told_with_its_kinds(files, capsys):
         0,
         [
             "good.jsonl: 5 rows (JSON Lines)",
-            "  id            text (1 characters); not in 1 row",
+            "  id            text (1 character); not in 1 row",
             "  prompt        text (3 to 5 characters)",
-            "  answer        null 2, whole number 1, text 1 (1 characters), number 1",
+            "  answer        null 2, whole number 1, text 1 (1 character), number 1",
             "  tags          list (0 to 2 items); not in 2 rows",
             "  more          object; not in 4 rows",
             "  ok            true/false; not in 4 rows",
@@ -44,7 +49,7 @@ def test_every_field_is_told_with_its_kinds(files, capsys):
             "  2 rows with the id of an earlier one",
             "  1 row equal to an earlier one",
             "one.csv: 1 row (CSV)",
-            "  prompt  text (1 characters)",
+            "  prompt  text (1 character)",
         ],
         [],
     )
@@ -77,3 +82,21 @@ def test_bad_options_are_refused(files, capsys, words, part):
 def test_help_lists_the_options(capsys):
     code, out, _ = told(capsys, "--help")
     assert code == 0 and all(any(name in line for line in out) for name in ("--prompt-field", "--id-field", "Parquet"))
+
+
+def test_run_on_rows_without_prompts_is_refused_before_any_process_starts(files, capsys, monkeypatch):
+    """HR07."""
+
+    def start(*words, **options):
+        raise AssertionError(f"{words} was started")
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    write_small_model(files / "model")
+    (files / "score.py").write_text("def score(text, row):\n    return 0.0\n")
+    data = str(CASES / "HR07" / "missing_field.jsonl")
+    words = ["--model", "model", "--data", data, "--prompt-field", "prompt", "--answer-field", "answer"]
+    assert cli.main(["run", *words, "--reward", "score.py:score", "--steps", "1", "--run-dir", "run"]) == 2
+    said = capsys.readouterr().err
+    assert f"{data}: 3 lines can't be used: line 2 has no field 'prompt'" in said
+    assert "line 3 has an empty prompt" in said and "line 4 has no field 'answer'" in said
+    assert not (files / "run").exists()
