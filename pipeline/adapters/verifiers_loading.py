@@ -1,11 +1,13 @@
 """From a taskset's name and config to a verifiers environment that plays in this process, and to its rows."""
 
+import logging
 import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 import verifiers.v1 as vf
+from pydantic import ValidationError
 from verifiers.v1 import runtimes
 from verifiers.v1.configs.agent import agent_config_fields
 from verifiers.v1.utils import loaders
@@ -13,12 +15,15 @@ from verifiers.v1.utils import loaders
 from pipeline.adapters import verifiers_harness
 from pipeline.adapters.verifiers_runtime import TiedRuntime
 from pipeline.config_checks import shown
+from pipeline.environments.host import LOGGER
 from pipeline.environments.tool_calls import failure_text
 from pipeline.errors import ConfigError
 
 HARNESS = "headway_chat"  # verifiers finds harnesses as top-level modules only
 NO_HARNESS = "bash"  # what verifiers falls back to where a taskset brings none; it needs uv and the network
 LOOPBACK = "127.0.0.1,localhost"
+
+_log = logging.getLogger(LOGGER)
 
 
 def load_environment(taskset: str, config: Mapping[str, Any]) -> vf.Env:
@@ -43,17 +48,35 @@ def load_environment(taskset: str, config: Mapping[str, Any]) -> vf.Env:
             if declared.harness is None and loaders.default_harness_id(taskset) == NO_HARNESS:
                 seat["harness"] = {"id": HARNESS}
             environment = loaders.load_environment(loaders.resolve_env_config({"taskset": named, role: seat}))
-    except Exception as failure:  # importing runs the taskset's module, which may raise anything
+    except ValidationError as failure:
+        wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in failure.errors())
         raise ConfigError(
-            f"The verifiers taskset {taskset!r} can't be loaded with {dict(config)!r:.200}: {failure_text(failure)}. "
-            "It is an installed package, or a module on the import path, that exports its Taskset in __all__."
+            f"The verifiers taskset {taskset!r} can't be made with {dict(config)!r:.200} ({wrong}); give it what its "
+            "config has."
+        ) from failure
+    except Exception as failure:  # importing runs the taskset's module, which may raise anything
+        if isinstance(failure, ModuleNotFoundError) and failure.name is None:  # verifiers' own: there is no such module
+            raise ConfigError(
+                f"There is no verifiers taskset {taskset!r}: no module {module.replace('-', '_').lower()} is installed "
+                "or on the import path."
+            ) from failure
+        raise ConfigError(
+            f"The verifiers taskset {taskset!r} can't be loaded: {failure_text(failure).rstrip('.')}. Its module must "
+            "import without errors, and export one Taskset in __all__."
         ) from failure
     if len(seats) != 1:
         raise ConfigError(
             f"The verifiers taskset {taskset!r} has an environment for {len(seats)} agents ({', '.join(seats)}), but "
             "a rollout trains one. Choose a taskset for one agent."
         )
-    _check_tasks(taskset, type(environment.taskset).task_type())
+    task_class = type(environment.taskset).task_type()
+    _check_tasks(taskset, task_class)
+    if task_class.toolsets(environment.config.taskset.task):
+        _log.warning(
+            "Each rollout of the verifiers taskset %r starts tool servers of its own, each of which takes seconds and "
+            "about 200 MB. Schedule.concurrency bounds how many run at once; one that the taskset shares starts once.",
+            taskset,
+        )
     return environment
 
 

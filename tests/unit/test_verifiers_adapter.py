@@ -1,16 +1,15 @@
 """Episodes of real verifiers tasksets, asked of a small endpoint in the test: what is sent, scored, and left behind."""
 
 import asyncio
-import contextlib
 import importlib.util
 import os
 import sys
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 
 from pipeline.errors import ConfigError
+from tests.scripted_endpoint import ScriptedEndpoint, tool_call
 
 if importlib.util.find_spec("verifiers") is None:
     pytest.skip("verifiers isn't installed (make test installs it)", allow_module_level=True)
@@ -43,42 +42,6 @@ def module(tmp_path, monkeypatch):
         return name
 
     return make
-
-
-class Endpoint:
-    """Answers in turn: a text is said, a list is tool calls, a dict is refused with 400, None takes forever."""
-
-    def __init__(self, *answers):
-        self.answers = list(answers)
-        self.asked = []  # (key, body)
-
-    async def answer(self, request):
-        body = await request.json()
-        self.asked.append((request.headers["Authorization"], body))
-        said = self.answers[(len(self.asked) - 1) % len(self.answers)]
-        if said is None:
-            await asyncio.Event().wait()
-        if isinstance(said, dict):
-            return web.json_response(said, status=400)
-        calls = said if isinstance(said, list) else None
-        message = {"role": "assistant", "content": None if calls else said, "refusal": None, "tool_calls": calls}
-        choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if calls else "stop"}
-        return web.json_response(
-            {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"], "choices": [choice]}
-        )
-
-    @contextlib.asynccontextmanager
-    async def up(self):
-        application = web.Application()
-        application.router.add_post("/v1/chat/completions", self.answer)
-        runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        try:
-            yield f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/v1"
-        finally:
-            await runner.cleanup()
 
 
 def play(endpoint, *, taskset=TASKSET, row=None, key="the-key", after=None, **config):
@@ -114,7 +77,7 @@ def test_rows_are_the_tasks_as_plain_values(adapter):
 
 
 def test_an_episode_asks_with_its_rollouts_key_and_gives_reward_and_metrics(adapter):
-    endpoint = Endpoint("one", "four")
+    endpoint = ScriptedEndpoint("one", "four")
     row = adapter.Verifiers.rows(0, taskset=TASKSET)[3]
     outcome = play(endpoint, row=row)
     assert (outcome.reward, outcome.metrics) == (2.0, {"answers": 2.0, "reward/is_even": 1.0})
@@ -124,13 +87,13 @@ def test_an_episode_asks_with_its_rollouts_key_and_gives_reward_and_metrics(adap
         ("Bearer the-key", {"model": "headway", "messages": [system, asked]}),
         ("Bearer the-key", {"model": "headway", "messages": [system, asked, said, again]}),
     ]
-    assert play(Endpoint("one", "two"), row=row).reward == 0.0
+    assert play(ScriptedEndpoint("one", "two"), row=row).reward == 0.0
 
 
 def test_concurrent_rollouts_keep_their_keys_and_leave_nothing_open(adapter):
     from pipeline.adapters.verifiers_runtime import process_directory
 
-    endpoint = Endpoint("a")
+    endpoint = ScriptedEndpoint("a")
     descriptors = []
 
     async def many(environment, url):
@@ -149,21 +112,21 @@ def test_concurrent_rollouts_keep_their_keys_and_leave_nothing_open(adapter):
 
 
 def test_an_episode_without_room_for_another_turn_is_scored_as_it_is(adapter):
-    assert play(Endpoint("even", NO_ROOM)).metrics == {"answers": 1.0, "reward/is_even": 1.0}
+    assert play(ScriptedEndpoint("even", NO_ROOM)).metrics == {"answers": 1.0, "reward/is_even": 1.0}
 
 
 def test_other_refusals_fail_the_episode(adapter):
-    said = fails(Endpoint("one", {"error": {"message": "The token is spent.", "code": "token_spent"}}))
+    said = fails(ScriptedEndpoint("one", {"error": {"message": "The token is spent.", "code": "token_spent"}}))
     assert said.startswith("the episode failed: ProviderError: upstream 400") and "The token is spent." in said
 
 
 def test_a_scorer_that_raises_fails_the_episode(adapter):
-    assert "no scorer for 1" in fails(Endpoint("one"), task={"fails": True})
+    assert "no scorer for 1" in fails(ScriptedEndpoint("one"), task={"fails": True})
 
 
 def test_a_task_out_of_time_fails_the_episode(adapter):
     row = {"number": 1, "prompt": "What is 1 + 1?", "timeout": {"agent": 0.2}}
-    assert fails(Endpoint("one", None), row=row) == (
+    assert fails(ScriptedEndpoint("one", None), row=row) == (
         "the episode ran out of the time that its task gives it (agent_timeout)"
     )
 
@@ -171,7 +134,7 @@ def test_a_task_out_of_time_fails_the_episode(adapter):
 def test_a_cancelled_episode_leaves_nothing_behind(adapter):
     from pipeline.adapters.verifiers_runtime import process_directory
 
-    endpoint = Endpoint("one", "two", None)
+    endpoint = ScriptedEndpoint("one", "two", None)
 
     async def cancel(environment, url):
         task = asyncio.ensure_future(environment.play({"number": 1, "prompt": "?"}, url, "other"))
@@ -188,8 +151,8 @@ def test_a_cancelled_episode_leaves_nothing_behind(adapter):
 
 
 def test_tools_of_a_task_that_the_model_names_wrong_are_answered(adapter):
-    call = {"id": "c1", "type": "function", "function": {"name": "missing", "arguments": "{}"}}
-    endpoint = Endpoint([call], "two", "four")
+    call = tool_call("missing")
+    endpoint = ScriptedEndpoint([call], "two", "four")
     assert play(endpoint).metrics["answers"] == 3.0
     *_, said, result = endpoint.asked[1][1]["messages"]
     assert said == {"role": "assistant", "tool_calls": [call]}
@@ -265,11 +228,11 @@ class TwiceEnv(vf.Env[TwiceConfig]):
         ("contained", CONTAINED, {}, "'contained' need a container"),
         ("empty", EMPTY, {}, "'empty' has no tasks"),
         ("pair", PAIR, {}, "an environment for 2 agents (solver, judge), but a rollout trains one"),
-        ("broken", "raise KeyError('x')", {}, "'broken' can't be loaded with {}: KeyError: 'x'"),
-        ("plain", "", {}, "'plain' can't be loaded with {}: AttributeError: taskset module 'plain' defines no"),
-        ("two_questions", None, {"num_task": 3}, "num_task Extra inputs are not permitted"),
+        ("broken", "raise KeyError('x')", {}, "'broken' can't be loaded: KeyError: 'x'. Its module"),
+        ("plain", "", {}, "'plain' can't be loaded: AttributeError: taskset module 'plain' defines no"),
+        ("two_questions", None, {"num_task": 3}, "made with {'num_task': 3} (taskset.num_task: Extra inputs are"),
         ("two_questions", None, {"num_rows": 0}, "is 0; it counts tasks, from 1"),
-        ("there_is_none", None, {}, "taskset 'there_is_none' not found"),
+        ("there_is_none", None, {}, "There is no verifiers taskset 'there_is_none': no module there_is_none is"),
         ("package.tasks", None, {}, "is 'package.tasks'; it is the name of an installed taskset"),
     ],
 )
@@ -288,5 +251,5 @@ def test_the_first_tasks_of_an_endless_taskset_are_rows(adapter, module):
 
 
 def test_an_episode_with_two_rewards_fails(adapter, module):
-    said = fails(Endpoint("a"), taskset=module("twice", TWICE), row={"prompt": "?"})
+    said = fails(ScriptedEndpoint("a"), taskset=module("twice", TWICE), row={"prompt": "?"})
     assert said == "the episode has 2 traces, each with a reward; a rollout trains one"
