@@ -84,7 +84,7 @@ EVAL_EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
     (Schedule, ("concurrency", "max_sample_requests")),
     (Budget, dict(EXPOSED)[Budget]),
     (Sampling, dict(EXPOSED)[Sampling]),
-    (EngineConfig, ("environment_timeout",)),
+    (EngineConfig, ("environment_timeout", "environment_processes")),
 )
 EVAL_OPTIONS = option_table(EVAL_EXPOSED)
 OF_A_RUN = (  # what an evaluation of a run does as the run did, unless told otherwise

@@ -28,6 +28,8 @@ def run(config: RunConfig) -> int:
         with make_supervisor(config) as model:
             trainer = make_trainer(model, config, workload, make_evaluator(config, workload))
             trainer.check(workload.train_rows(), config.steps)  # before anything is shown of the run
+            if config.workload.task is None:
+                print(workload.rows_line(), flush=True)
             return asyncio.run(_train(trainer, config, workload))
     finally:
         ignore_signals()

@@ -128,7 +128,7 @@ EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
     (PPO, ("clip_low", "clip_high")),  # each option of a loss stands once here, under the first that has it
     (DecoupledPPO, ("max_importance_weight",)),
     (CustomLoss, ("path",)),
-    (EngineConfig, ("sampling_policy", "environment_timeout")),
+    (EngineConfig, ("sampling_policy", "environment_timeout", "environment_processes")),
     (KVCache, ("max_staleness", "on_limit", "allow_reprefill")),
 )
 

@@ -6,6 +6,7 @@ with them is told before a model is opened.
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,11 +24,12 @@ from pipeline.data.split_rows import split_rows
 from pipeline.endpoint.openai_endpoint import AGENT_ENV, OpenAIEndpoint
 from pipeline.environments.probe import describe_environment, describe_environments
 from pipeline.environments.source import EnvSource
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.tasks import TASKS
 
 Rows = Sequence[dict[str, Any]]
 SINGLE_TURN = "pipeline.environments.single_turn:SingleTurn"
+TABLE_KEYS = {"env_arguments": "arguments"}  # where a table has another name for an option
 PROMPT_FIELD = "prompt"  # of rows that go with a reward, unless told otherwise
 
 
@@ -85,6 +87,14 @@ class Workload:
             raise ConfigError(f"{where} is {count}, but {self.name} has {len(rows)} held-out rows; use at most those.")
         return rows[:count]
 
+    def rows_line(self) -> str:
+        """How many rows there are, of each environment."""
+        parts = (
+            f"{part.name}: {len(part.train_rows):,} rows to train on, {len(part.holdout_rows):,} held out"
+            for part in self.parts
+        )
+        return "; ".join(parts)
+
     def describe(self) -> dict[str, Any]:
         """For config.json: what was found, with digests that tell when data has changed."""
         return {
@@ -103,7 +113,23 @@ class Workload:
 
 
 def open_workload(config: WorkloadConfig) -> Workload:
-    """Raises ConfigError for what can't be rolled out."""
+    """Raises ConfigError, with options named as fields of the config, for what can't be rolled out."""
+    try:
+        return _open(config)
+    except (ConfigError, ConfigTypeError) as error:
+        raise type(error)(_with_labels(str(error), config)) from error
+
+
+def _with_labels(message: str, config: WorkloadConfig) -> str:
+    """The library's words for options become those of `config`, for what stands in a table the table's key."""
+
+    def labelled(found: re.Match) -> str:
+        return TABLE_KEYS.get(found[0], found[0]) if config.environments else label(config, found[0])
+
+    return re.sub(r"(?<![\w.'])(env_arguments|holdout|allow_empty_prompts)(?=[\[ ])", labelled, message)
+
+
+def _open(config: WorkloadConfig) -> Workload:
     endpoint = None
     if config.agent is not None:
         endpoint = partial(OpenAIEndpoint, _agent_of(config), port=config.endpoint_port)
