@@ -99,6 +99,6 @@ def as_written(message: str, given: Mapping[str, Given], options: Mapping[str, O
             owners |= {cls.__name__ for cls in LOSSES}
         for label in (f"{name}.{option.field}" for name in sorted(owners)):
             message = re.sub(rf"\b{re.escape(label)}\b", lambda _, where=where: where, message)
-        if option.name in ("device", "samplers"):
+        if option.name in ("device", "samplers", "environment_processes"):  # which name themselves alone
             message = re.sub(rf"^{option.name} is\b", lambda _, where=where: f"{where} is", message)
     return message
