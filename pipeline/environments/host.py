@@ -22,7 +22,14 @@ from pipeline.environments.activity import ActivityBoard, private_board
 from pipeline.environments.call_time import CALL, CallTime, LoopTime
 from pipeline.environments.running_call import Episode, Refused, RunningCall
 from pipeline.environments.tool_calls import failure_text, sendable
-from pipeline.environments.values import catch_up, finite, mask_end_of, plain_snapshot, tell_again
+from pipeline.environments.values import (
+    catch_up,
+    finite,
+    mask_end_of,
+    plain_snapshot,
+    refuse_too_large,
+    tell_again,
+)
 from pipeline.tools import tools_of
 from workers.messages import EnvironmentCall, EnvironmentReply
 
@@ -72,6 +79,10 @@ class EnvironmentHost:
     @property
     def num_episodes(self) -> int:
         return len(self._episodes)
+
+    def open(self) -> None:
+        """On the host's loop, before the first call: from now on it gives signs of life."""
+        self._time.attach(asyncio.get_running_loop())
 
     def start(self, call: EnvironmentCall, answer: Callable[[EnvironmentReply], None]) -> None:
         """Begin a call; `answer` gets its reply, on this loop. Calls of one trajectory take effect in order.
@@ -158,6 +169,7 @@ class EnvironmentHost:
         messages = as_messages(await running.settle(env.reset(episode.row)), f"{episode.name}.reset")
         schemas = [spec.schema for spec, _ in tools_of(env).values()]
         wrap_up = as_messages(env.wrap_up, f"{episode.name}.wrap_up")
+        refuse_too_large(messages, f"{episode.name}.reset")
         recovery = check_recovery(env.recovery, episode.name)
         episode.view = self._new_view(running.call, messages)
         result = {"messages": messages, "tools": schemas, "wrap_up": wrap_up, "recovery": recovery}
@@ -206,6 +218,7 @@ class EnvironmentHost:
         else:
             messages = as_messages(outcome.messages, f"{episode.name}.on_turn")
             messages = [cut_tool_message(message, self._max_tool_chars) for message in messages]
+            refuse_too_large(view.messages if view.rewritten else messages, f"{episode.name}.on_turn")
             view.messages.extend(messages)
             result |= mask_end_of(view)
             result["messages"], result["max_turn_tokens"] = messages, outcome.max_turn_tokens

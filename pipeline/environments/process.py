@@ -60,6 +60,7 @@ class Server:
         """Serve until `EndRun`, `Stop` or `Start`, which is returned; raises what the link raises."""
         loop = asyncio.get_running_loop()
         self._stopped = loop.create_future()
+        self._host.open()
         loop.add_reader(self._link.fileno(), self._read)
         try:
             self._read()  # an edge from before the reader was added is not seen again

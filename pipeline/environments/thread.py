@@ -73,6 +73,7 @@ class EnvironmentThread:
             max_tool_chars=self._max_tool_chars,
             board=self._board,
         )
+        self._loop.call_soon(self._host.open)
         self._loop.run_forever()
         self._loop.run_until_complete(self._host.close())
         self._loop.run_until_complete(self._loop.shutdown_default_executor())

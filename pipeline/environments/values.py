@@ -13,6 +13,7 @@ from pipeline.data.dataset import why_not_plain
 from pipeline.env import ToolCall, TrajectoryView, Turn
 
 MAX_SNAPSHOT_BYTES = 1 << 20
+MAX_MESSAGE_CHARS = 1 << 24  # of one reply: some hundred times a long context
 LARGEST_NUMBER = 1e100  # of a reward or metric: means and deviations square and sum what they are given
 
 
@@ -38,6 +39,16 @@ def tell_again(view: TrajectoryView, turns: Iterable[dict[str, Any]]) -> None:
             view.messages = list(one["messages"])
         else:
             view.messages.extend(one["messages"])
+
+
+def refuse_too_large(messages: Iterable[dict[str, Any]], source: str) -> None:
+    """Raise ValueError for more text than any model reads: it would fill the memory of whoever it is sent to."""
+    num_chars = sum(len(message["content"]) for message in messages)
+    if num_chars > MAX_MESSAGE_CHARS:
+        raise ValueError(
+            f"{source} gave messages of {num_chars:,} characters; they may have {MAX_MESSAGE_CHARS:,} at most: shorten "
+            "them (what tools return is cut by itself)"
+        )
 
 
 def plain_snapshot(state: Any) -> Any:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import threading
 
 import psutil
 import pytest
@@ -130,6 +131,25 @@ def test_trajectories_with_snapshots_go_on_elsewhere_with_their_tokens(model, tm
     # Only one whose reset was under way starts again.
     assert {event["tokens"] for event in events_of(run_dir, "retry")} <= {0}
     assert audit(run_dir) == 0
+
+
+def test_a_hang_in_a_thread_of_the_supervisor_ends_the_run(model, tmp_path):
+    """Where no other process can import the class, nothing can be killed."""
+    release = threading.Event()
+
+    class Local(guess.Guess):
+        def reward(self, traj, row):
+            release.wait(SECONDS)
+            return 0.0
+
+    engine = {"env": Local, "timeout": 0.5, "budget": rl.Budget(max_turns=1, max_turn_tokens=4, max_context_tokens=64)}
+    trainer = make_trainer(model, tmp_path / "run", **engine)
+    try:
+        with pytest.raises(rl.RunError, match=r"hangs: reward of trajectory \d\.\d took .* = 0.5 s, .* can't be ended"):
+            rl.run(trainer, rows_with(), steps=1)
+    finally:
+        release.set()
+    assert audit(tmp_path / "run") == 0
 
 
 def is_alive(pid):

@@ -12,6 +12,7 @@ from pipeline.env import TurnResult, tool
 from pipeline.environments.activity import METHODS, NUM_BYTES, NUM_ENTRIES, ActivityBoard, private_board
 from pipeline.environments.call_time import CALL, CallTime, LoopTime
 from pipeline.environments.host import EnvironmentHost
+from shm.ledger import Activity
 from workers.messages import EnvironmentCall
 
 
@@ -180,3 +181,19 @@ def test_tasks_outside_calls_are_none_of_theirs(inherits):
         return None if found is None else found.request
 
     assert asyncio.run(run()) == (5 if inherits else None)
+
+
+def test_a_host_that_nobody_asks_anything_still_gives_signs_of_life(monkeypatch):
+    monkeypatch.setattr("pipeline.environments.call_time.BEAT_SECONDS", 0.001)
+    board = private_board()
+
+    async def run():
+        host = EnvironmentHost(Quiz, timeout=60.0, name="Quiz", board=board)
+        host.open()
+        before = board.look().heartbeat_ns
+        while board.look().heartbeat_ns == before:
+            await asyncio.sleep(0.001)
+        await host.close()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert board.row.read().activity == Activity.IDLE

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import random
+import signal
 import threading
 
 import pytest
@@ -302,3 +303,42 @@ def test_a_close_that_fails_does_not_touch_the_reward(caplog):
 
     assert session(env_class, steps).result["reward"] == 1.0
     assert "Broken.close failed: RuntimeError: stuck door" in caplog.text
+
+
+def test_more_text_than_a_message_may_hold_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr("pipeline.environments.values.MAX_MESSAGE_CHARS", 20)
+
+    class Long(Quiz):
+        def on_turn(self, traj):
+            return TurnResult("x" * 21)
+
+    async def steps(ask, host):
+        await reset(ask)
+        return await ask("turn"), host.num_episodes
+
+    reply, num_episodes = session(Long, steps)
+    assert "failed with ValueError: Long.on_turn gave messages of 21 characters; they may have 20" in reply.error
+    assert num_episodes == 0 and len(Long.closed) == 1
+
+
+def test_a_plain_reward_may_use_alarms():
+    class Alarming(Quiz):
+        def reward(self, traj, row):
+            def rings(number, frame):
+                raise TimeoutError("the grader took too long")
+
+            before = signal.signal(signal.SIGALRM, rings)
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            try:
+                while True:
+                    pass
+            except TimeoutError:
+                return 0.25
+            finally:
+                signal.signal(signal.SIGALRM, before)
+
+    async def steps(ask, host):
+        await reset(ask)
+        return await ask("turn", text="yes")
+
+    assert session(Alarming, steps).result["reward"] == 0.25
