@@ -138,14 +138,14 @@ def test_a_hang_in_a_thread_of_the_supervisor_ends_the_run(model, tmp_path):
     release = threading.Event()
 
     class Local(guess.Guess):
-        def reward(self, traj, row):
+        def on_turn(self, traj):
             release.wait(SECONDS)
-            return 0.0
 
-    engine = {"env": Local, "timeout": 0.5, "budget": rl.Budget(max_turns=1, max_turn_tokens=4, max_context_tokens=64)}
-    trainer = make_trainer(model, tmp_path / "run", **engine)
+    trainer = make_trainer(model, tmp_path / "run", env=Local, timeout=0.5)
     try:
-        with pytest.raises(rl.RunError, match=r"hangs: reward of trajectory \d\.\d took .* = 0.5 s, .* can't be ended"):
+        with pytest.raises(
+            rl.RunError, match=r"hangs: on_turn of trajectory \d\.\d took .* = 0.5 s, .* can't be ended"
+        ):
             rl.run(trainer, rows_with(), steps=1)
     finally:
         release.set()
