@@ -13,6 +13,8 @@ from typing import Any
 
 from pipeline.config_checks import check_choice, check_number, option, required
 from pipeline.errors import ConfigError
+from workers.errors import ImportPathError
+from workers.import_path import is_file, split_path
 
 NORMALIZATIONS = ("token", "sequence", "batch", "sum", "prompt")
 
@@ -103,7 +105,8 @@ class GSPO:
 
 @dataclass(frozen=True, slots=True)
 class CustomLoss:
-    """A loss of your own, `path` being "module:function": the one thing that the learner imports for a user.
+    """A loss of your own, `path` being "module:function" or "path/to/file.py:function": the one thing that the learner
+    imports for a user.
 
     f(logprobs, behaviour_logprobs, advantages, mask, ages) -> per-token loss gets the generated tokens of some whole
     rows, as torch tensors [M]: float32 log-probs under the learner (with gradient) and as sampled, float32 advantages,
@@ -112,7 +115,7 @@ class CustomLoss:
     isn't found.
     """
 
-    path: str = required("your loss for --loss custom, as module:function")
+    path: str = required("your loss for --loss custom, as module:function or path/to/file.py:function")
     normalize: str = field(kw_only=True, metadata=_normalize().metadata)
 
     def __post_init__(self) -> None:
@@ -121,6 +124,12 @@ class CustomLoss:
             raise ConfigError(
                 f"CustomLoss.path is {self.path!r}; name the function as module:function, such as my_losses:clipped."
             )
+        if is_file(self.path.partition(":")[0]):
+            try:
+                split_path(self.path, "loss", "my_losses:clipped")
+            except ImportPathError as error:
+                raise ConfigError(str(error)) from error
+            return
         why = _why_not_found(*self.path.split(":"))
         if why is not None:
             raise ConfigError(f"CustomLoss.path is {self.path!r}, but {why}. Check the name and Python's search path.")
@@ -134,6 +143,8 @@ def loss_record(loss: Loss) -> dict[str, Any]:
     """What the learner is told: the loss's name and own options. The normalisation is in the weights."""
     own = {f.name: getattr(loss, f.name) for f in fields(loss) if f.name != "normalize"}
     if isinstance(loss, CustomLoss):
+        if is_file(loss.path.partition(":")[0]):
+            own["path"] = ":".join(split_path(loss.path, "loss", "my_losses:clipped"))
         own["sys_path"] = [os.path.abspath(entry) for entry in sys.path]  # "" is the current directory
     return {"name": type(loss).__name__} | own
 

@@ -139,6 +139,8 @@ def _why(failure: BaseException, place: str) -> str:
                 "packages. Correct the name, or name the file, as path/to/file.py:name."
             )
         return f"{failing_line(failure)}it needs the module {failure.name}, which is not installed. Install it."
+    if "relative import" in said and is_file(place):
+        return f"{failing_line(failure)}{said}; a file of a package is named by its module, as package.module:name."
     said = f"{type(failure).__name__}: {said}" if said else type(failure).__name__
     return f"{failing_line(failure)}{said}. It must import without errors in a process of its own."
 

@@ -38,6 +38,8 @@ class ReasoningGym(Env):
     count in `rollout/no_answer`. Raises ConfigError or ConfigTypeError.
     """
 
+    recovery = "snapshot"
+
     def __init__(
         self, task: str, *, instruction: str = INSTRUCTION, system_prompt: str | None = None, **config: Any
     ) -> None:
@@ -70,7 +72,7 @@ class ReasoningGym(Env):
                 f"The row has no 'question', only {', '.join(map(repr, row)) or 'nothing'}; reasoning_gym:{self._task} "
                 "brings rows of its own along: give no data, or what rl.env_rows gives."
             )
-        self._entry = _thawed(row)
+        self._row = row
         question = "\n\n".join(filter(None, (row["question"], self._instruction)))
         system = [{"role": "system", "content": self._system_prompt}] if self._system_prompt else []
         return [*system, {"role": "user", "content": question}]
@@ -86,17 +88,24 @@ class ReasoningGym(Env):
     def reward(self, traj: TrajectoryView, row: dict[str, Any]) -> float:
         return self._score
 
+    def snapshot(self) -> dict[str, Any]:
+        return self._row
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._row = state
+
     def _scored(self, answer: str | None) -> tuple[float, bool]:
         """(score, whether the scorer could make nothing of the answer). What it can't score, its own answer among it,
         raises.
         """
+        entry = _thawed(self._row)
         try:
             with _time_limit(SCORING_SECONDS):
-                return self._dataset.score_answer(answer, self._entry), False
+                return self._dataset.score_answer(answer, entry), False
         except (Exception, _TooLong) as failure:  # a scorer trusts what it reads, and this a model wrote
-            right = self._entry["answer"]
+            right = entry["answer"]
             if right is not None:
-                self._dataset.score_answer(right, self._entry)  # raises if the scorer, or the row, is at fault
+                self._dataset.score_answer(right, entry)  # raises if the scorer, or the row, is at fault
             said = failure_text(failure)
             _log.warning("The scorer of reasoning_gym:%s failed at %.200r with %s", self._task, answer, said)
             return 0.0, True

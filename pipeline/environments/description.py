@@ -41,6 +41,11 @@ def describe(env_class: type[Env], arguments: Mapping[str, Any], seed: int) -> d
         tools = sorted(tools_of(env))
     finally:
         _close(env)
+    if not isinstance(inspect.getattr_static(env_class, "rows"), classmethod | staticmethod):
+        raise ConfigTypeError(
+            f"{name}.rows is no classmethod; it gives the rows that the environment brings along, and is asked of the "
+            "class. Write @classmethod above it, or name it otherwise."
+        )
     rows = _call(functools.partial(env_class.rows, seed, **arguments), f"{name}.rows")
     if rows is not None:
         rows = collect_rows(rows, f"{name}.rows")

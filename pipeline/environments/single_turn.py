@@ -25,6 +25,8 @@ class SingleTurn(Env):
     or ConfigTypeError.
     """
 
+    recovery = "stateless"  # whoever scores the turn needs nothing of its reset
+
     def __init__(self, reward: Reward | str, *, prompt_field: str = "prompt", system_prompt: str | None = None) -> None:
         self._reward = _load(reward) if isinstance(reward, str) else check_reward(reward, shown(reward))
         if not isinstance(prompt_field, str) or not prompt_field:

@@ -158,6 +158,8 @@ def _check_names(value: Any, what: str) -> None:
 
 def _part(env: Any, arguments: Mapping[str, Any], which: str) -> EnvPart:
     arguments = dict(arguments)
+    if env == import_path_of(SingleTurn):
+        env = SingleTurn
     if env is SingleTurn and "reward" in arguments:
         arguments["reward"] = reward = _reward_for_others(arguments["reward"])
         if not isinstance(reward, str):  # it stays here, and so does its environment

@@ -97,6 +97,7 @@ BROKEN = {
     "needs.py": "import no_such_package.inner\n",
     "exits.py": "import sys\nsys.exit('usage: me')\n",
     "deep.py": "import raises\n",
+    "relative.py": "from .my_envs import Search\n",
     "my_envs.py": "class Search: pass\n",
     "lazy.py": "def __getattr__(name):\n    raise RuntimeError('not ' + name)\n",
 }
@@ -109,6 +110,7 @@ BROKEN = {
         ("deep.py:X", r"raises.py line 3: ZeroDivisionError"),
         ("syntax.py:X", r"syntax.py line 2 is no Python: invalid syntax. Correct it"),
         ("needs.py:X", r"needs.py line 1: it needs the module no_such_package, which is not installed"),
+        ("relative.py:X", r"relative.py line 1: attempted relative import .* as package.module:name"),
         ("exits.py:X", r"exits.py line 2: SystemExit: usage: me"),
         ("my_envs.py:Serch", r"my_envs \(.*/my_envs.py\) has no 'Serch'. Did you mean Search\? Correct the name"),
         ("my_envs.py:Search.reset", r"Search \(.*/my_envs.py\) has no 'reset'"),

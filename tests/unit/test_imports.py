@@ -17,6 +17,8 @@ WITHOUT_TORCH = [
     "pipeline",
     "pipeline.chat.model_chat",
     "pipeline.commands.cli",
+    "pipeline.adapters.reasoning_gym",
+    "pipeline.environments.probe_process",
     "pipeline.environments.process",
     "pipeline.commands.launch",
     "shm.block",

@@ -221,3 +221,11 @@ def test_learner_looks_for_a_loss_where_an_interactive_session_does(tmp_path, mo
         rl.CustomLoss("losses_here:f", normalize="sum")
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     assert str(tmp_path) in loss_record(rl.CustomLoss("losses_here:f", normalize="sum"))["sys_path"]
+
+
+def test_loss_may_be_named_by_its_file(tmp_path, monkeypatch):
+    (tmp_path / "by_file.py").write_text("def f(p, q, a, m, s):\n    return -p * a\n")
+    monkeypatch.chdir(tmp_path)
+    assert loss_record(rl.CustomLoss("by_file.py:f", normalize="sum"))["path"] == f"{tmp_path}/by_file.py:f"
+    with pytest.raises(rl.ConfigError, match=r"The loss 'by_fil.py:f' can't be imported: .* Did you mean by_file.py"):
+        rl.CustomLoss("by_fil.py:f", normalize="sum")

@@ -163,6 +163,15 @@ def test_arguments_and_rows_are_found_wrong_by_name():
     assert describe(Raises, {"where": "close"}, 0)["rows"] is None  # what close raises is only logged
 
 
+def test_method_that_is_called_rows_by_chance_is_named():
+    class Table(Search):
+        def rows(self):
+            return 3
+
+    with pytest.raises(rl.ConfigTypeError, match="Table.rows is no classmethod"):
+        describe(Table, {}, 0)
+
+
 def test_environment_without_rows_is_named():
     with pytest.raises(rl.ConfigError, match="The environment Guess brings no rows along"):
         env_rows("pipeline.tasks.guess:Guess")

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgpack
 import pytest
 
 pytest.importorskip("reasoning_gym")
@@ -163,6 +164,15 @@ def test_turn_is_scored_only_once(monkeypatch):
     monkeypatch.setattr(env, "_scored", lambda answer: (asked.append(answer), (0.5, False))[1])
     view = view_of(written(7))
     assert env.on_turn(view).done and env.reward(view, row) == 0.5 and asked == ["7"]
+
+
+def test_new_instance_goes_on_from_the_snapshot():
+    env, successor = ReasoningGym("rearc"), ReasoningGym("rearc")
+    (row,) = rows_of("rearc", size=1)
+    env.reset(row)
+    successor.restore(msgpack.unpackb(msgpack.packb(env.snapshot()), strict_map_key=False))
+    view = view_of(written(row["answer"]))
+    assert successor.on_turn(view).done and successor.reward(view, row) == 1.0
 
 
 def view_of(text):

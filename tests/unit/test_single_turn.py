@@ -167,8 +167,9 @@ def test_answer_comes_to_the_function_as_the_type_it_has_in_the_file():
     ],
 )
 def test_what_can_be_no_reward_is_refused_before_anything_starts(reward, arguments, fault):
-    with pytest.raises((rl.ConfigError, rl.ConfigTypeError), match=fault):
-        single(reward, **arguments)
+    for env in (SingleTurn, "pipeline.environments.single_turn:SingleTurn"):
+        with pytest.raises((rl.ConfigError, rl.ConfigTypeError), match=fault):
+            EnvSource(env, {"reward": reward} | arguments)
 
 
 @pytest.mark.parametrize(
