@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ def test_commands_use_options_that_exist(page):
     found = re.findall(r"^python run\.py (.+?)(?:\s+#.*)?$", page.read_text(encoding="utf-8"), re.MULTILINE)
     for command in found:
         if command != "--help":
-            assert read_arguments(command.split(), [*OPTIONS, "config"], LATER)
+            assert read_arguments(shlex.split(command), [*OPTIONS, "config"], LATER)
     assert found or page.name != "README.md"
 
 
