@@ -6,7 +6,10 @@ import pytest
 
 from pipeline.commands.launch import make_supervisor
 from pipeline.commands.make_run_config import parse
+from pipeline.commands.run_config import RECIPES, TEXT_RECIPE
+from pipeline.commands.workload import open_workload
 from pipeline.errors import ConfigError
+from pipeline.tasks import TASKS
 from tests.small_models import write_small_model
 
 
@@ -75,3 +78,13 @@ def test_what_does_not_go_together_is_refused(arguments, parts, directory):
         parse_here("--model", directory, *arguments)
     for part in parts:
         assert part in str(error.value)
+
+
+@pytest.mark.parametrize("task", ["search", "arithmetic"])
+def test_a_task_of_two_languages_starts_from_the_recipe_of_its_models(task, directory):
+    for model, language, recipe in (([], "tiny", RECIPES[task]), (["--model", str(directory)], "text", TEXT_RECIPE)):
+        config = parse(["--task", task, "--device", "cpu", *model])
+        assert open_workload(config.workload).parts[0].arguments["language"] == language
+        assert config.trainer.optimizer.lr == recipe["lr"] and config.steps == recipe["steps"]
+        budget = TASKS[task].budget[language]
+        assert {name: getattr(config.trainer.engine.budget, name) for name in budget} == budget
