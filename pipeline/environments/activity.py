@@ -59,7 +59,6 @@ class ActivityBoard:
         self.row = self._ledger.worker(0)
         self._lock = threading.Lock()
         self._free: list[int] = []
-        self._thread = 0
 
     def format(self) -> None:
         """Nobody has served yet."""
@@ -73,12 +72,15 @@ class ActivityBoard:
         for start in range(_LOOP, len(self._words), _ENTRY_WORDS):
             self._words[start] = 0
         self._free.clear()
-        self._thread = threading.get_native_id()
+        self._words[_LOOP + 3] = threading.get_native_id()
         self.row.introduce(pid, incarnation)
 
     def enter_loop(self, request: int, since_ns: int, method: int) -> None:
         """The loop runs a step of this call."""
-        self._write(_LOOP, request, since_ns, method, self._thread)
+        words = self._words  # every step of every call comes here
+        words[_LOOP + 1] = since_ns
+        words[_LOOP + 2] = method
+        words[_LOOP] = request
         self.row.beat(Activity.BUSY)
 
     def in_method(self, method: int) -> None:
