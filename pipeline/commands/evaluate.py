@@ -37,14 +37,20 @@ def make_evaluation(engine: RolloutEngine, config: EvalConfig, workload: Workloa
         raise ConfigError(
             f"{config.weights} has held no rows out, and trained on all others; name rows to measure by --data FILE."
         )
+    warn_of_changed_data(config, workload)
+    evaluator = Evaluator(rows, every=0, final_group_size=config.eval_group_size)
+    return EvaluationRun(engine, evaluator, version=config.version)
+
+
+def warn_of_changed_data(config: EvalConfig, workload: Workload) -> None:
+    """Where the held-out rows are no longer those that the run held out."""
     for part in workload.parts:
-        if config.holdout_digests.get(part.name, digest(part.holdout_rows)) != digest(part.holdout_rows):
+        found = digest(part.holdout_rows)
+        if config.holdout_digests.get(part.name, found) != found:
             warn(
                 f"The held-out rows of {part.name} are not those of the run any more, as its data has changed: it may "
                 "have trained on some that are measured now."
             )
-    evaluator = Evaluator(rows, every=0, final_group_size=config.eval_group_size)
-    return EvaluationRun(engine, evaluator, version=config.version)
 
 
 async def _evaluate(run: EvaluationRun, engine: RolloutEngine, config: EvalConfig, workload: Workload) -> int:

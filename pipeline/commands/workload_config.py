@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pipeline.config_checks import check_choice, check_integer, check_number, is_finite_number, label, option, shown
+from pipeline.environments.source import ADAPTERS
 from pipeline.errors import ConfigError
 from pipeline.tasks import TASKS
 from pipeline.tasks.latency import FORMS, parse_latency
@@ -96,6 +97,9 @@ class EnvironmentConfig:
         if kind == "task":
             for name in of_rows:
                 self._refuse(name, f"with the task {self.task!r}, which has rows of its own, held-out ones among them")
+        if kind == "env" and self.env.partition(":")[0] in ADAPTERS:
+            for name in ("data", "eval_data"):
+                self._refuse(name, f"with {self.env}, which brings its own rows and scores no others")
         if self.data is None and self.eval_data is None:
             for name in FIELDS:
                 self._refuse(name, f"without {label(self, 'data')}, whose rows it is about")

@@ -1,6 +1,7 @@
 """run.py and headway eval on data, rewards, environments and agents of a user's own, as the user starts them."""
 
 import json
+import resource
 import subprocess
 import sys
 
@@ -67,6 +68,7 @@ async def solve(row, base_url, api_key):
     return float(len(answer.choices[0].message.content or "") % 5)
 """,
 }
+MISSING_FIELD = ROOT / "tests" / "data" / "cases" / "HR07" / "missing_field.jsonl"
 QUICK = ("--max-turn-tokens", "8", "--concurrency", "16")
 
 
@@ -80,7 +82,6 @@ def project(tmp_path_factory):
     rows = [{"prompt": f"What is {n} + 1?", "answer": str(n + 1), "id": f"row-{n}"} for n in range(12)]
     write_rows(directory / "train.jsonl", rows)
     write_rows(directory / "questions.jsonl", [{"question": f"Name {n} words."} for n in range(5)])
-    write_rows(directory / "missing.jsonl", [rows[0], {"question": "?", "answer": "1"}, {"prompt": "", "answer": "2"}])
     return directory
 
 
@@ -146,11 +147,16 @@ def test_an_agent_of_ones_own_trains(start):
     assert run.lines("metrics.jsonl")[0]["endpoint/requests"] >= 4
 
 
-def test_bad_data_is_refused_before_any_model_is_loaded(project):
-    own = ("--data", "missing.jsonl", "--reward", "rewards.py:score", "--answer-field", "answer")
-    done = headway("run", "--model", "nosuch", *own, "--run-dir", "bad", cwd=project)
-    assert done.returncode == 2
-    done = headway("run", "--model", "model", *own, "--run-dir", "bad", cwd=project)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "missing.jsonl" in done.stderr and "line 2" in done.stderr and "line 3" in done.stderr
+def test_rows_without_prompt_or_answer_are_refused_before_any_model_is_opened(project):
+    """HR07: even a model that is none is not looked at first."""
+    (project / "broken").mkdir()
+    (project / "broken" / "config.json").write_text("{")
+    own = ("--data", str(MISSING_FIELD), "--reward", "rewards.py:score", "--answer-field", "answer")
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = headway("run", "--model", "broken", *own, "--run-dir", "bad", cwd=project)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.count("\n") == 1
+    for line in ("missing_field.jsonl", "line 2 has no field 'prompt'", "line 3 has an empty prompt", "line 4 has no"):
+        assert line in done.stderr
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3.0  # not by the clock: CPU seconds
     assert not (project / "bad").exists()

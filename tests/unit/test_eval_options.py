@@ -1,13 +1,18 @@
 """`headway eval`: what it takes from its options, what from the run that it measures, and what it refuses."""
 
 import json
+import warnings
+from dataclasses import replace
 
 import pytest
 
 from pipeline.commands.eval_config import EVAL_OPTIONS, eval_help
+from pipeline.commands.evaluate import warn_of_changed_data
 from pipeline.commands.make_eval_config import parse_eval
 from pipeline.commands.make_run_config import parse
 from pipeline.commands.shared_config import parse_template_options
+from pipeline.commands.workload import Part, Workload, digest
+from pipeline.config_checks import ConfigWarning
 from pipeline.errors import ConfigError
 from pipeline.tasks import TASKS
 from tests.small_models import write_small_model
@@ -85,6 +90,17 @@ def test_of_a_run_on_rows_of_its_own_the_held_out_ones_are_measured(own_run, tmp
     assert (workload.data, workload.reward, workload.holdout) == (str(tmp_path / "d.jsonl"), "m:score", 3)
     assert (workload.prompt_field, workload.rows_seed, found.seed) == ("question", 4, 9)  # other rows would be trained
     assert found.only_holdout and found.holdout_digests == {"score": "sha256:1"}
+
+
+def test_data_that_has_changed_since_the_run_is_told(own_run):
+    config = parse_eval([own_run(*REWARD)])
+    rows = [{"question": "?"}]
+    part = Part(name="score", env="m:score", arguments={}, train_rows=[], holdout_rows=rows)
+    workload = Workload(parts=(part,), is_mix=False)
+    with pytest.warns(ConfigWarning, match="held-out rows of score are not those of the run any more"):
+        warn_of_changed_data(config, workload)
+    with warnings.catch_warnings(action="error"):
+        warn_of_changed_data(replace(config, holdout_digests={"score": digest(rows)}), workload)
 
 
 def test_other_rows_take_the_place_of_a_runs_own(own_run, tmp_path):

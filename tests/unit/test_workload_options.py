@@ -134,6 +134,11 @@ def test_every_option_reaches_its_field(parsed):
         (["--task", "calculator", "--holdout", "3"], ["--holdout has no effect", "rows of its own"]),
         (["--holdout", "3"], ["--holdout has no effect", "'calculator'"]),
         (["--task", "calculator", "--prompt-field", "p"], ["--prompt-field has no effect"]),
+        (
+            ["--env", "reasoning_gym:chain_sum", *DATA],
+            ["--data has no effect with reasoning_gym:chain_sum", "own rows"],
+        ),
+        (["--env", "verifiers:gsm8k", *DATA], ["--data has no effect with verifiers:gsm8k"]),
         ([*ENV, "--prompt-field", "p"], ["--prompt-field has no effect without --data"]),
         ([*ENV, "--answer-field", "p"], ["--answer-field has no effect without --data"]),
         ([*ENV, "--id-field", "p"], ["--id-field has no effect without --data"]),
