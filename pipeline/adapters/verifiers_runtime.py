@@ -58,6 +58,6 @@ def process_directory() -> Path:
     run_files = os.environ.get(RUN_FILES)
     if run_files is not None:
         return Path(run_files) / f"verifiers-{os.getpid()}"
-    made = tempfile.mkdtemp(prefix="headway-verifiers-")
+    made = tempfile.mkdtemp(prefix="verifiers-")
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     return Path(made)

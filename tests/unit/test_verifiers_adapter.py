@@ -115,6 +115,19 @@ def test_an_episode_without_room_for_another_turn_is_scored_as_it_is(adapter):
     assert play(ScriptedEndpoint("even", NO_ROOM)).metrics == {"answers": 1.0, "reward/is_even": 1.0}
 
 
+def test_no_proxy_stands_between_an_episode_and_this_machine(adapter, monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert play(ScriptedEndpoint("one", "two")).metrics["answers"] == 2.0
+
+
+def test_a_harness_that_a_taskset_brings_is_used(adapter, module):
+    endpoint = ScriptedEndpoint("one")
+    play(endpoint, taskset=module("brings_one", BRINGS_ONE), row={"prompt": "Hello"})
+    ((_, body),) = endpoint.asked
+    assert body["messages"] == [{"role": "user", "content": "Hello, says another harness"}]
+
+
 def test_other_refusals_fail_the_episode(adapter):
     said = fails(ScriptedEndpoint("one", {"error": {"message": "The token is spent.", "code": "token_spent"}}))
     assert said.startswith("the episode failed: ProviderError: upstream 400") and "The token is spent." in said
@@ -178,6 +191,16 @@ def test_a_run_program_is_in_the_processs_directory_and_ends_with_the_episode(ad
     assert not (process_directory() / "a-trace").exists()
 
 
+BRINGS_ONE = """
+from pipeline.adapters.verifiers_harness import ChatHarness
+__all__ = ["Brings", "Another"]
+class Brings(vf.Taskset[vf.Task, vf.TasksetConfig]):
+    def load(self):
+        return []
+class Another(ChatHarness):
+    def _opening(self, data):
+        return [{"role": "user", "content": data.prompt + ", says another harness"}]
+"""
 ENDLESS = """
 __all__ = ["Endless"]
 class Endless(vf.Taskset[vf.Task, vf.TasksetConfig]):
