@@ -1,6 +1,8 @@
 """Training on a real verifiers taskset, in real processes: its episodes ask the run's endpoint for their turns."""
 
 import importlib.util
+import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -84,6 +86,21 @@ def test_the_supervisors_directory_keeps_nothing_of_episodes(model):
     assert sockets.parent == Path(tempfile.gettempdir())
     directories = list(sockets.glob("verifiers-*"))
     assert len(directories) == 1 and list(directories[0].iterdir()) == []
+
+
+@needs_verifiers
+@pytest.mark.slow
+def test_episodes_of_a_killed_process_are_played_again_in_a_new_one(model, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(TASKSETS))
+
+    def kill(step):
+        if step.model_step == 1:
+            os.kill(model._run.workers.environments[0].pid, signal.SIGKILL)
+
+    steps = rl.run(taskset_trainer(model, tmp_path / "run"), ROWS, steps=4, on_step=kill)
+    assert [step.metrics["rollout/answers"] for step in steps] == [8.0] * 4
+    assert sum(step.metrics["recovery/restarts"] for step in steps) == 1
+    assert audit(tmp_path / "run") == 0
 
 
 def test_without_the_package_one_sentence_names_the_extra(monkeypatch):
