@@ -21,6 +21,9 @@ run: $(INSTALLED) ## install into .venv and train: python run.py --mode async
 run-smollm2: $(INSTALLED) $(SMOLLM2)/config.json ## three steps of a real model with a tool, after fetching it (95 MB) once
 	$(VENV)/bin/python run.py --config recipes/smollm2-calculator.toml --model $(SMOLLM2) $(ARGS)
 
+# Tests start some two hundred Python processes. Where the environment forbids to keep byte code, each would compile
+# what it imports of this project.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(TESTABLE) ## install into .venv and run the tests
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 

@@ -174,10 +174,10 @@ class Supervisor:
             raise
         return run
 
-    async def end_run(self, run: ActiveRun) -> None:
-        """The processes stay, idle; the run's shared memory goes."""
+    async def end_run(self, run: ActiveRun, *, at_once: bool = False) -> None:
+        """The processes stay, idle; the run's shared memory goes. at_once: who is at work still is not waited for."""
         try:
-            await run.close()
+            await run.close(at_once=at_once)
         finally:
             self._run = None
 

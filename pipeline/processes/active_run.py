@@ -192,8 +192,10 @@ class ActiveRun:
         """Whether the process that holds the weights is there."""
         return self.workers.learner.ready and not self.learner.is_lost
 
-    async def close(self) -> None:
-        """End the run: nothing is asked for any more; processes stay idle for the next one, memory is freed."""
+    async def close(self, *, at_once: bool = False) -> None:
+        """End the run: nothing is asked for any more; processes stay idle for the next one, memory is freed. at_once:
+        who is at work still is not waited for.
+        """
         self.fail(RunError("The run has ended."))
         for task in list(self._tasks):
             task.cancel()
@@ -202,9 +204,10 @@ class ActiveRun:
             if self.endpoint is not None:
                 await self.endpoint.close()
             # Samplers first: what they have mapped by a CUDA IPC handle must not be freed before they have let go.
-            await gather_all(*(handle.end_run() for handle in (*self.workers.samplers, *self.workers.environments)))
+            others = (*self.workers.samplers, *self.workers.environments)
+            await gather_all(*(handle.end_run(at_once) for handle in others))
             self._discard_those_at_work()
-            await self.workers.learner.end_run()
+            await self.workers.learner.end_run(at_once)
         except BaseException:  # cut short, as by a loop that is being closed: who has not let go of the memory, goes
             for handle in self._pool.handles:
                 handle.discard()

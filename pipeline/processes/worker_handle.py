@@ -15,6 +15,7 @@ from workers.sockets import RUN_FILES, SocketDirectory
 
 READY_SECONDS = 1800.0  # bound on start-up: imports, and 100 GB of weights from a disk of 60 MB/s
 END_SECONDS = 10.0  # for a worker to finish what it is at and close a run's memory; then it is killed
+AT_ONCE_SECONDS = 1.0  # the same when someone has asked twice for the end: what it is at is of no use any more
 
 
 class WorkerHandle:
@@ -117,14 +118,16 @@ class WorkerHandle:
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(error)
 
-    async def end_run(self) -> None:
-        """Have it close what the run has opened; a process that can't do so in END_SECONDS is killed."""
+    async def end_run(self, at_once: bool) -> None:
+        """Have it close what the run has opened; a process that can't do so in END_SECONDS, or AT_ONCE_SECONDS, is
+        killed.
+        """
         if not (self.started and self.ready):
             return
         self._run_ended = asyncio.get_running_loop().create_future()
         self._link.send(EndRun())
         try:
-            await asyncio.wait_for(self._run_ended, END_SECONDS)
+            await asyncio.wait_for(self._run_ended, AT_ONCE_SECONDS if at_once else END_SECONDS)
         except TimeoutError:
             self.discard()
         finally:

@@ -158,7 +158,7 @@ class TrainingRun:
                     raise
                 finally:
                     if run is not None:
-                        await self._model.end_run(run)
+                        await self._model.end_run(run, at_once=save is SaveAtEnd.NOTHING)
             finally:
                 self._log_end(loop, status)
 

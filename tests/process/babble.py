@@ -73,9 +73,9 @@ class Recorder:
             self.trajectories[one.group, one.member] = one
             log_trajectory(log, one)
 
-        async def closing(run):
+        async def closing(run, **how):
             self.leases = [run.ledger.read_lease(slot) for slot in range(run.spec.num_slots)]
-            await close(run)
+            await close(run, **how)
 
         monkeypatch.setattr(RolloutLog, "segment", segment)
         monkeypatch.setattr(RolloutLog, "trajectory", trajectory)

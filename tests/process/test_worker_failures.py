@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 
+import psutil
 import pytest
 from running import audit, events_of, make_trainer
 
@@ -187,6 +188,22 @@ def test_request_whose_trajectory_is_released_gives_its_room_and_place_back(mode
         assert number not in run.samplers[0]._sent and not run.samplers[0]._after
 
     assert train(make_trainer(model, tmp_path / "run"), 3, act) == [1, 2, 3]
+
+
+def test_a_halted_learner_is_not_waited_for_when_the_end_was_asked_for_twice(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.processes.worker_handle.END_SECONDS", 3600.0)
+    trainer, pids = make_trainer(model, tmp_path / "run"), []
+
+    async def act(step):
+        pids.append(model._run.workers.learner.pid)
+        os.kill(pids[0], signal.SIGSTOP)
+        trainer.request_stop()
+        asyncio.current_task().cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        train(trainer, 5, act)
+    assert len(pids) == 1 and not psutil.pid_exists(pids[0])
+    assert audit(tmp_path / "run") == 0
 
 
 def mapped_blocks(pid):
