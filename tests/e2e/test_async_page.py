@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from run_py import audit
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "async.md").read_text(encoding="utf-8")
@@ -64,7 +65,8 @@ def finished_runs(directory):
             for name in ("events.jsonl", "metrics.jsonl")
         )
         assert (events[-1]["status"], len(metrics)) == ("completed", TEST_STEPS)
-        run([sys.executable, "-m", "pipeline.audit", str(run_dir / "events.jsonl")], ROOT, 60)
+        audited = audit(run_dir)
+        assert audited.returncode == 0, audited.stdout
         config = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))["config"]
         found.append((events[0], metrics, config))
     return found
