@@ -23,8 +23,8 @@ def model():
         yield supervisor
 
 
-@pytest.mark.parametrize("victim", ["learner", "environment"])
-def test_death_after_ready_while_the_sampler_still_starts_ends_the_run(model, tmp_path, monkeypatch, victim):
+def train_and_kill(model, run_dir, monkeypatch, victim):
+    """Three steps of a run whose `victim` dies after its own Ready, before the sampler's is delivered."""
     receive = WorkerHandle._receive
 
     def kill_before_the_samplers_ready(handle, message):
@@ -37,12 +37,21 @@ def test_death_after_ready_while_the_sampler_still_starts_ends_the_run(model, tm
     monkeypatch.setattr(WorkerHandle, "_receive", kill_before_the_samplers_ready)
 
     async def train():
-        trainer = make_trainer(model, tmp_path / "run")
-        return [step.n async for step in trainer.run(ROWS, steps=3)]
+        return [step.n async for step in make_trainer(model, run_dir).run(ROWS, steps=3)]
 
-    with pytest.raises(WorkerDied, match=rf"{victim} 0 \(pid \d+\) was killed by SIGKILL"):
-        asyncio.run(asyncio.wait_for(train(), SECONDS))
+    return asyncio.run(asyncio.wait_for(train(), SECONDS))
+
+
+def test_learner_that_dies_while_the_sampler_still_starts_ends_the_run(model, tmp_path, monkeypatch):
+    with pytest.raises(WorkerDied, match=r"learner 0 \(pid \d+\) was killed by SIGKILL"):
+        train_and_kill(model, tmp_path / "run", monkeypatch, "learner")
     assert [event["status"] for event in events_of(tmp_path / "run", "end")] == ["failed"]
+    assert audit(tmp_path / "run") == 0
+
+
+def test_environment_process_that_dies_while_the_sampler_still_starts_is_replaced(model, tmp_path, monkeypatch):
+    assert train_and_kill(model, tmp_path / "run", monkeypatch, "environment") == [1, 2, 3]
+    assert [event["worker"] for event in events_of(tmp_path / "run", "restart")] == ["environment 0"]
     assert audit(tmp_path / "run") == 0
 
 

@@ -15,6 +15,8 @@ import psutil
 import pytest
 import zmq
 
+from pipeline.environments.activity import NUM_BYTES, ActivityBoard
+from shm.block import Block
 from workers.channel import SupervisorLink
 from workers.errors import ChannelError
 from workers.messages import EnvironmentCall, EnvironmentReplies, Environments, Failed, Hello, Ready, Start, Stop
@@ -114,10 +116,14 @@ def loud(tmp_path):
                 "arguments": {},
                 "environment_timeout": 60.0,
                 "max_tool_chars": None,
+                "activity": {"path": block.path, "num_bytes": block.num_bytes},
+                "try_first": False,
             }
         )
 
-    return start
+    with Block.create("activity", NUM_BYTES) as block:
+        ActivityBoard(block.view).format()
+        yield start
 
 
 def reset(name):
