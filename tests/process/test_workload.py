@@ -90,7 +90,7 @@ def test_held_out_rows_are_no_training_rows(here):
     held = workload.rows_to_measure(None, "--eval-rows")
     assert len(held) == 2 and sorted([*workload.train_rows(), *held], key=lambda row: row["id"]) == ROWS
     assert workload.rows_to_measure(1, "--eval-rows") == held[:1]
-    with pytest.raises(ConfigError, match="--eval-rows is 3, but envs.py:score has 2 held-out rows"):
+    with pytest.raises(ConfigError, match="--eval-rows is 3, but envs.py:score has 2 rows to measure"):
         workload.rows_to_measure(3, "--eval-rows")
     (found,) = workload.describe().values()
     assert (found["train_rows"], found["holdout_rows"]) == (6, 2)
