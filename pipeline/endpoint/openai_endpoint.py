@@ -102,13 +102,15 @@ class OpenAIEndpoint(EnvSource):
 
     def start_config(self, timeout: float, max_tool_chars: int | None) -> dict[str, Any]:
         """What an environment process is told."""
-        return super().start_config(NO_TIMEOUT, max_tool_chars)
+        # try_first, after a restart too: what the agent's module imports, which takes seconds, holds up no call then.
+        return super().start_config(NO_TIMEOUT, max_tool_chars) | {"try_first": True}
 
     def call_timeout(self, timeout: float) -> float:
         return NO_TIMEOUT
 
     def silence_timeout(self, timeout: float) -> float:
-        return self.idle_timeout
+        """Half of idle_timeout: who lets no other agent run is ended before the others are idle for too long."""
+        return self.idle_timeout / 2
 
     async def serve(
         self, sampling: dict[str, Any], run_dir: Path, on_error: Callable[[Exception], None]

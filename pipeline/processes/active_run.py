@@ -127,8 +127,8 @@ class ActiveRun:
     async def _start_environment(self, host: int, *, try_first: bool = False) -> None:
         """try_first: the class is tried before the process says that it is ready."""
         handle = self.workers.environments[host]
-        config = self._env.start_config(self.spec.environment_timeout, self.spec.max_tool_chars)
-        config |= {"activity": self._board_fields[host], "try_first": try_first}
+        config = {"activity": self._board_fields[host], "try_first": try_first}
+        config |= self._env.start_config(self.spec.environment_timeout, self.spec.max_tool_chars)
         await self.workers.start(handle, config, lambda error: self._environment_died(host, error))
         handle.on_message = self.environments.receive
         self.environments.back(host)

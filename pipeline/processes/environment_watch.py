@@ -112,7 +112,7 @@ class EnvironmentWatch:
         call = self._client.call_of(entry.request)
         where = f"{entry.method} of a trajectory that has ended" if call is None else name_of(call, entry.method)
         if self._timeout != self._silence:  # an agent's: it may take long, but not let nothing else run meanwhile
-            return f"{where} let no other agent run for idle_timeout = {self._silence:g} s, and {verdict.why}"
+            return f"{where} let no other agent run for half of idle_timeout, {self._silence:g} s, and {verdict.why}"
         return f"{where} took longer than environment_timeout = {self._timeout:g} s, and {verdict.why}"
 
 

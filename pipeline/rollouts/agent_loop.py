@@ -46,6 +46,7 @@ class AgentLoop:
     _states: RecordedStates = field(default_factory=RecordedStates)
     _num_requests: int = 0  # under way
     _heard_at: float = 0.0  # when its agent was last heard of
+    _called: bool = False  # where Headway calls its agent: it has
 
     @property
     def trajectory(self) -> Trajectory:
@@ -200,11 +201,13 @@ class AgentLoop:
             await asyncio.wait({self._over}, timeout=left)
 
     def _idle_since(self) -> float:
-        """When its agent, or where it has none yet any harness, was last heard of: now, while a request is under
-        way.
+        """When its agent, or where it has none yet any harness, was last heard of: now, while a request is under way,
+        or its environment process is not ready for it.
         """
         waits = self.environment is None and not self._session.taken
-        if self._num_requests or (waits and (self.sessions.num_requests or self.sessions.num_takers)):
+        harness_is_there = waits and (self.sessions.num_requests or self.sessions.num_takers)
+        not_called = self.environment is not None and not self._called
+        if self._num_requests or harness_is_there or not_called:
             return asyncio.get_running_loop().time()
         return self.sessions.heard_at if waits else self._heard_at
 
@@ -289,6 +292,7 @@ class AgentLoop:
         told = {"row": row, "base_url": self.base_url, "api_key": token}
         try:
             await self.environment.call("reset", {"row": told, "seed": seed})
+            self._called = True
             self.touch()
             reply = await self.environment.call("turn", AGENT_TURN)
         except Dropped:

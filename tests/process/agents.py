@@ -7,10 +7,12 @@ start: what was trained is compared with it.
 import asyncio
 import json
 import os
+import signal
 import time
 import uuid
 
-from openai import AsyncOpenAI, BadRequestError, OpenAI
+import openai.resources.chat  # noqa: F401  OpenAI's clients import it at their first request, which takes a second
+from openai import AsyncOpenAI, AuthenticationError, BadRequestError, OpenAI
 
 MODEL = "headway"
 TURN_TOKENS = 12
@@ -135,6 +137,38 @@ async def careful(row, base_url, api_key):
     except BadRequestError as error:
         assert error.code == "context_length_exceeded", error
     return 0.5
+
+
+async def mortal(row, base_url, api_key):
+    """The first one takes its process along after an answer; whoever comes later finds its token spent."""
+    token, died = (os.path.join(row["directory"], name) for name in ("token", "died"))
+    try:
+        with open(token, "x", encoding="utf-8") as file:
+            file.write(api_key)
+    except FileExistsError:
+        if os.path.exists(died):
+            with open(token, encoding="utf-8") as file:
+                spent = file.read()
+            async with AsyncOpenAI(base_url=base_url, api_key=spent) as client:
+                try:
+                    await client.models.list()
+                except AuthenticationError as error:
+                    assert error.code == "token_spent"
+                else:
+                    raise AssertionError("the token of a rollout that is lost is still good") from None
+    else:
+        async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+            await ask(client, Notes(row), [user(row["question"])])
+        open(died, "x").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return await converse(row, base_url, api_key)
+
+
+async def spinning(row, base_url, api_key):
+    """Agents of the first row let no other one run."""
+    while row["name"] == "0":
+        pass
+    return await converse(row, base_url, api_key)
 
 
 async def failing(row, base_url, api_key):

@@ -12,7 +12,7 @@ import agents
 import aiohttp
 import pytest
 from openai import APIError, AsyncOpenAI, AuthenticationError
-from running import audit
+from running import audit, events_of
 
 import pipeline as rl
 from pipeline.chat.format import ParsedTurn
@@ -310,6 +310,33 @@ def test_an_agent_that_no_budget_is_left_for(name, reward, model, tmp_path):
 def test_an_agent_that_fails_is_named(name, sentence, timeout, model, tmp_path):
     with pytest.raises(rl.TrajectoryError, match=sentence):
         run_agent(model, tmp_path, name, idle_timeout=timeout)
+
+
+def test_agents_whose_process_dies_start_again_with_another_token(model, tmp_path):
+    trained, metrics = run_agent(model, tmp_path, "mortal")
+    assert by_ids(map(sampled, trained)) == by_ids(given(tmp_path)) and len(trained) == 2
+    assert (tmp_path / "died").exists() and metrics["recovery/restarts"] == 1
+    retries = events_of(tmp_path / "run", "retry")
+    assert {event["trajectory"] for event in retries} <= {"0.0", "0.1"} and len(retries) == metrics["recovery/retries"]
+    assert any(event["tokens"] > 0 for event in retries), "what it had sampled is thrown away"
+
+
+def test_an_agent_that_lets_no_other_run_costs_its_own_group(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.processes.environment_watch.GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(rl.OpenAIEndpoint, "silence_timeout", lambda endpoint, timeout: 4.0)
+    options = {"on_failure": "replace", "max_staleness": 0}
+    trained, metrics = run_agent(model, tmp_path, "spinning", **options)
+    assert by_ids(map(sampled, trained)) == by_ids(given(tmp_path)) and {one.group for one in trained} == {1}
+    (failed,) = events_of(tmp_path / "run", "failed")
+    assert "let no other agent run for half of idle_timeout, 4 s" in failed["cause"] and failed["group"] == 0
+    assert metrics["groups/failed"] == 1 and metrics["recovery/restarts"] == 1
+
+
+def test_an_agent_that_cannot_be_had_ends_the_start(model, tmp_path):
+    says = "The agent 'agents:nowhere' can't be imported: agents .* has no 'nowhere'"
+    with pytest.raises(rl.HeadwayError, match=says):
+        run_agent(model, tmp_path, "nowhere")
+    assert events_of(tmp_path / "run", "admitted") == []
 
 
 def test_an_evaluation_of_agents(model, tmp_path):
