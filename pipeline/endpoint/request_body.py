@@ -15,19 +15,26 @@ def read_body(body: bytes) -> dict[str, Any]:
     try:
         value = json.loads(body.decode(), parse_constant=_no_constant)
     except UnicodeDecodeError as error:
-        raise _no_json(f"it is no UTF-8 at byte {error.start}") from None
+        raise no_json(f"it is no UTF-8 at byte {error.start}") from None
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
-        raise _no_json(str(error)) from None
+        raise no_json(str(error)) from None
     if not isinstance(value, dict):
-        raise _no_json(f"it is {_kind(value)}, not an object")
+        raise no_json(f"it is {_kind(value)}, not an object")
     _check_depth(value)
     if why_not_plain(value) is not None:  # halves of a surrogate pair, whole numbers beyond 64 bits
         for name, one in value.items():
             if (why := why_not_plain({name: one})) is not None:
-                raise _no_json(f"{name!r:.80} holds what can't be sent on ({why})")
+                raise no_json(f"{name!r:.80} holds what can't be sent on ({why})")
     return value
+
+
+def no_json(why: str) -> Refusal:
+    """The body is none that is read here."""
+    return Refusal(
+        BAD_REQUEST, f"The body of the request can't be read: {why}. Send one JSON object.", code="invalid_json"
+    )
 
 
 def _check_depth(value: Any) -> None:
@@ -45,17 +52,11 @@ def _check_depth(value: Any) -> None:
 
 
 def _too_deep() -> Refusal:
-    return _no_json(f"it nests lists and objects more than {MAX_DEPTH} deep")
+    return no_json(f"it nests lists and objects more than {MAX_DEPTH} deep")
 
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
-
-
-def _no_json(why: str) -> Refusal:
-    return Refusal(
-        BAD_REQUEST, f"The body of the request can't be read: {why}. Send one JSON object.", code="invalid_json"
-    )
 
 
 def _kind(value: Any) -> str:

@@ -29,7 +29,7 @@ from pipeline.endpoint.refusal import (
     Refusal,
     refuse,
 )
-from pipeline.endpoint.request_body import read_body
+from pipeline.endpoint.request_body import no_json, read_body
 from pipeline.endpoint.sessions import Driven, Session, Sessions, same_token
 from pipeline.errors import RunError
 
@@ -320,6 +320,8 @@ async def _body(request: web.BaseRequest, fields: tuple[str, ...] | None = None)
         raise Refusal(
             TOO_LARGE, f"The body has more than {MAX_BODY_BYTES // 2**20} MiB.", code="request_too_large"
         ) from None
+    except web.RequestPayloadError:  # its Content-Encoding is another than it says
+        raise no_json("it can't be unpacked") from None
     body = read_body(data)
     for name in body:
         if fields is not None and name not in fields:

@@ -150,8 +150,13 @@ class Sessions:
 
 def same_token(given: str, token: str) -> bool:
     """In a time that says nothing of where they differ."""
-    return hmac.compare_digest(given.encode(), token.encode())
+    return hmac.compare_digest(_bytes(given), _bytes(token))
 
 
 def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode()).digest()
+    return hashlib.sha256(_bytes(token)).digest()
+
+
+def _bytes(token: str) -> bytes:
+    """As a header had them: what is no UTF-8 there comes in surrogates."""
+    return token.encode(errors="surrogateescape")

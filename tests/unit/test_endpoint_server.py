@@ -80,6 +80,14 @@ class Played:
             text = await answer.text()
             return answer.status, json.loads(text) if text else None
 
+    async def raw(self, data):
+        """The first line of the answer to these bytes."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(self.server.url.rpartition(":")[2]))
+        writer.write(data)
+        line = await reader.readline()
+        writer.close()
+        return line
+
     async def refused(self, *request, **more):
         """(status, code, param)"""
         status, answer = await self.call(*request, **more)
@@ -155,6 +163,30 @@ def test_what_is_refused_is_counted():
         assert await refused(*reward, {"reward": 1}) == (409, "rollout_ended", None)
         assert played.driven.ended == [] and not played.driven.wanted and not played.errors
         assert played.server.take_metrics() == {"endpoint/requests": 23, "endpoint/refused": 23}
+
+    play(script)
+
+
+def test_a_token_of_any_bytes_is_just_a_wrong_one():
+    async def script(played):
+        for path in ("/v1/chat/completions", "/v1/reward", "/rollouts"):
+            assert b"401" in await played.raw(
+                b"POST %s HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer \xff\xed\xa0\x80\r\n"
+                b"Content-Length: 2\r\n\r\n{}" % path.encode()
+            )
+        assert not played.errors
+        assert played.server.take_metrics() == {"endpoint/requests": 3, "endpoint/refused": 3}
+
+    play(script)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_a_body_that_cant_be_unpacked_is_refused(encoding):
+    async def script(played):
+        headers = {"Content-Encoding": encoding}
+        body = b"this is not packed"
+        answer = await played.refused("POST", "/v1/chat/completions", body, headers=headers)
+        assert answer == (400, "invalid_json", None) and not played.errors
 
     play(script)
 
