@@ -103,8 +103,10 @@ def shown(value: object) -> str:
     """A value as a sentence shows it: its repr, cut where it is long."""
     try:
         return f"{value!r:.100}"
-    except ValueError:  # Python writes no whole number of more than 4300 digits
-        return f"a number of {value.bit_length()} bits"
+    except Exception:  # users' classes have a repr of their own
+        if isinstance(value, int):  # Python writes none of more than 4300 digits
+            return f"a number of {value.bit_length()} bits"
+        return f"a {type(value).__name__} that can't be shown"
 
 
 def check_choice(owner: object, name: str, choices: Sequence[str]) -> None:

@@ -320,7 +320,7 @@ class EnvironmentHost:
         return True
 
     async def _close(self, episode: Episode) -> None:
-        """Call the user's `close`, if there is one. It comes after the outcome, so what it raises is only logged."""
+        """Call the user's `close`, if there is one. It comes after the outcome, so whatever it raises is only logged."""
         env, episode.env = episode.env, None
         if env is None or type(env).close is Env.close:
             return
@@ -329,7 +329,9 @@ class EnvironmentHost:
                 closed = env.close()
                 if inspect.isawaitable(closed):
                     await closed
-        except Exception as failure:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as failure:
             _log.warning("%s.close failed: %s", episode.name, failure_text(failure), exc_info=failure)
 
     def _where(self, call: EnvironmentCall, method: str, name: str | None = None) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from pipeline.environments.activity import ActivityBoard
 from pipeline.environments.host import EnvironmentHost
 from pipeline.environments.load import load_env_makers, make_first
+from pipeline.environments.resumed_loop import run_to_end
 from pipeline.errors import RunError
 from shm.block import Block
 from workers.import_path import take_search_path
@@ -125,7 +126,7 @@ def serve(link: Link, config: dict[str, Any]) -> dict[str, Any] | None:
         # Without asyncio.run: at its end it would wait for threads in which users' code may never return.
         loop = asyncio.new_event_loop()
         try:
-            ending = loop.run_until_complete(Server(link, host).run())
+            ending = run_to_end(loop, Server(link, host).run())
         finally:
             loop.close()
     return _next_config(link, ending)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pipeline.environments.activity import ActivityBoard
 from pipeline.environments.host import LOGGER, EnvironmentHost
 from pipeline.environments.load import MakeEnv
+from pipeline.environments.resumed_loop import run_to_end
 from workers.messages import EnvironmentReplies, EnvironmentReply, Environments, Message
 
 CLOSE_SECONDS = 10.0
@@ -39,6 +40,7 @@ class EnvironmentThread:
         self._loop = asyncio.new_event_loop()
         self._replies: list[EnvironmentReply] = []
         self._host: EnvironmentHost | None = None
+        self._closed = asyncio.Event()
         # A daemon: a user's call that never returns must not keep the program from ending.
         # As in a process of their own: the traces of users' failures go to the run's logs, not to the terminal.
         self._log = logging.FileHandler(log_path, encoding="utf-8", errors="backslashreplace", delay=True)
@@ -58,7 +60,7 @@ class EnvironmentThread:
         """Close all environments and end the thread, within CLOSE_SECONDS."""
         if not self._thread.is_alive():
             return
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._closed.set)
         self._thread.join(CLOSE_SECONDS)
         logging.getLogger(LOGGER).removeHandler(self._log)
         self._log.close()
@@ -73,11 +75,14 @@ class EnvironmentThread:
             max_tool_chars=self._max_tool_chars,
             board=self._board,
         )
-        self._loop.call_soon(self._host.open)
-        self._loop.run_forever()
-        self._loop.run_until_complete(self._host.close())
+        run_to_end(self._loop, self._serve_calls())
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
+
+    async def _serve_calls(self) -> None:
+        self._host.open()
+        await self._closed.wait()
+        await self._host.close()
 
     def _take(self, message: Environments) -> None:
         for call in message.calls:

@@ -37,7 +37,10 @@ def is_infrastructure(failure: BaseException) -> bool:
 
 def failure_text(failure: BaseException) -> str:
     """`Type: message` on one line, cut at 500 characters."""
-    text = sendable(" ".join(str(failure).split()))
+    try:
+        text = sendable(" ".join(str(failure).split()))
+    except Exception:  # its class's own code
+        text = ""
     text = f"{type(failure).__name__}: {text}" if text else type(failure).__name__
     return text if len(text) <= 500 else text[:497] + "..."
 

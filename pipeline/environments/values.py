@@ -95,7 +95,7 @@ def finite(value: Any, what: str) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"the {what} is {value!r:.80}, which is no finite number")
+        raise ValueError(f"the {what} is {shown(value)}, which is no finite number")
     if abs(number) > LARGEST_NUMBER:
         raise ValueError(f"the {what} is {number:g}; it must lie within ±{LARGEST_NUMBER:g}: scale it down")
     return number

@@ -28,11 +28,13 @@ class Quiz(Env):
         self.closed.append(self)
 
 
-def session(env_class, steps, timeout=60.0, grace=60.0, max_tool_chars=None):
-    """Run `await steps(ask, host)` where ask(call, **argument) is one call for trajectory 4.2; returns its result."""
+def session(env_class, steps, timeout=60.0, grace=60.0, max_tool_chars=None, run=asyncio.run):
+    """Run `await steps(ask, host)` where ask(call, **argument) is one call for trajectory 4.2; returns its result.
+    run: what runs a coroutine to its end.
+    """
     env_class.closed = []
 
-    async def run():
+    async def play():
         host = EnvironmentHost(
             env_class, timeout=timeout, name=env_class.__name__, grace=grace, max_tool_chars=max_tool_chars
         )
@@ -46,7 +48,7 @@ def session(env_class, steps, timeout=60.0, grace=60.0, max_tool_chars=None):
         await host.close()
         return result
 
-    return asyncio.run(run())
+    return run(play())
 
 
 def turn(text="", calls=(), num_tokens=3, stopped=True, **more):

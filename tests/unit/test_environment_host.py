@@ -182,7 +182,9 @@ def test_whatever_user_code_raises_becomes_one_sentence_and_ends_the_environment
     assert num_episodes == 0 and num_closed == (method != "__init__")
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, None, "1.0", [], 10**400, 1e200])
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, None, "1.0", [], 10**400, [10**5000], pytest.param(10**5000, id="long"), 1e200]
+)
 def test_a_reward_that_is_no_number_to_reckon_with_is_an_error(value):
     class Odd(Quiz):
         def reward(self, traj, row):

@@ -1,0 +1,26 @@
+"""An event loop that users' code shares and can't end: asyncio hands an exit in a task (`sys.exit` in one of two tools,
+in code that a model wrote) to whoever runs the loop, and `loop.stop` is anybody's to call.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_log = logging.getLogger("headway.environment")
+
+
+def run_to_end(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
+    """The coroutine's result; what ended the loop before is logged, and whoever waits for the task that it came from
+    gets it. The loop is left open.
+    """
+    task = loop.create_task(coroutine)
+    task.add_done_callback(lambda _: loop.stop())
+    while not task.done():
+        try:
+            loop.run_forever()
+        except (SystemExit, KeyboardInterrupt) as ending:
+            _log.warning("%s would have ended the event loop", type(ending).__name__, exc_info=ending)
+    return task.result()
