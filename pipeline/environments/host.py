@@ -320,7 +320,7 @@ class EnvironmentHost:
         return True
 
     async def _close(self, episode: Episode) -> None:
-        """Call the user's `close`, if there is one. It comes after the outcome, so whatever it raises is only logged."""
+        """Call the user's `close`, if there is one. It comes after the outcome: what it raises is only logged."""
         env, episode.env = episode.env, None
         if env is None or type(env).close is Env.close:
             return
