@@ -177,17 +177,21 @@ def _read_files(config: EnvironmentConfig) -> tuple[Rows | None, Rows]:
 def _brought_rows(
     configs: Mapping[str, EnvironmentConfig], seed: int, *, is_mix: bool
 ) -> dict[str, list[dict[str, Any]] | None]:
-    """Of each environment of users' own the rows that it brings, if any: all are imported and made once, elsewhere."""
+    """Of each environment of users' own the rows that it brings, if any and if no data takes their place: all are
+    imported and made once, elsewhere.
+    """
     found = {name: _environment_of(config) for name, config in configs.items() if config.kind != "task"}
     paths = {name: env for name, (env, _) in found.items() if env is not None}
     arguments = {name: arguments for name, (_, arguments) in found.items()}
     if not paths:
         return {}
     if is_mix:
-        described = describe_environments(EnvSource(paths, arguments), seed=seed)
+        with_data = [name for name in paths if configs[name].data is not None]
+        described = describe_environments(EnvSource(paths, arguments), seed=seed, without_rows=with_data)
         return {name: one.rows for name, one in described.items()}
     (name,) = paths
-    return {name: describe_environment(EnvSource(paths[name], arguments[name]), seed=seed).rows}
+    source, with_rows = EnvSource(paths[name], arguments[name]), configs[name].data is None
+    return {name: describe_environment(source, seed=seed, with_rows=with_rows).rows}
 
 
 def _make_part(config: EnvironmentConfig, name: str, rows: Rows | None, held: Rows, brought: Rows | None) -> Part:

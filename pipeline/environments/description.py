@@ -29,9 +29,9 @@ _END = object()
 _log = logging.getLogger(LOGGER)
 
 
-def describe(env_class: type[Env], arguments: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """The fields of an `EnvDescription`. Raises ConfigError or ConfigTypeError in one sentence, whatever the class's
-    own code raises.
+def describe(env_class: type[Env], arguments: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
+    """The fields of an `EnvDescription`. seed: of the rows; None: they aren't asked for. Raises ConfigError or
+    ConfigTypeError in one sentence, whatever the class's own code raises.
     """
     check_env_class(env_class)
     check_arguments(env_class, arguments)
@@ -46,7 +46,9 @@ def describe(env_class: type[Env], arguments: Mapping[str, Any], seed: int) -> d
             f"{name}.rows is no classmethod; it gives the rows that the environment brings along, and is asked of the "
             "class. Write @classmethod above it, or name it otherwise."
         )
-    rows = _call(functools.partial(env_class.rows, seed, **arguments), f"{name}.rows")
+    rows = None
+    if seed is not None:
+        rows = _call(functools.partial(env_class.rows, seed, **arguments), f"{name}.rows")
     if rows is not None:
         rows = collect_rows(rows, f"{name}.rows")
     return {"name": name, "tools": tools, "recovery": env_class.recovery, "rows": rows}

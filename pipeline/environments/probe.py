@@ -11,21 +11,24 @@ import select
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import msgpack
 
 from pipeline.environments.description import MAX_ANSWER_BYTES, describe
 from pipeline.environments.source import EnvSource, checked_path
-from pipeline.errors import ConfigError, ConfigTypeError, RunError
+from pipeline.errors import ConfigError, ConfigTypeError
 from shm.errors import HeadwayError
 from workers.import_path import search_path
 from workers.process import ROOT
 
 MODULE = "pipeline.environments.probe_process"
 TIMEOUT = 600.0  # seconds; rows of some puzzles take long to make
+REPORT_SECONDS = 10.0  # between two lines that tell of a wait
 
-_ERRORS: dict[str, type[HeadwayError]] = {cls.__name__: cls for cls in (ConfigError, ConfigTypeError, RunError)}
+_ERRORS: dict[str, type[HeadwayError]] = {cls.__name__: cls for cls in (ConfigError, ConfigTypeError)}
 
 
 class EnvDescription(NamedTuple):
@@ -39,29 +42,37 @@ class EnvDescription(NamedTuple):
     rows: list[dict[str, Any]] | None
 
 
-def describe_environments(source: EnvSource, *, seed: int = 0, timeout: float = TIMEOUT) -> dict[str, EnvDescription]:
+def describe_environments(
+    source: EnvSource, *, seed: int = 0, without_rows: Collection[str] = (), timeout: float = TIMEOUT
+) -> dict[str, EnvDescription]:
     """Of each environment of the source, by name ("" if it isn't a mix): imported, and an instance made.
 
-    seed: of the rows. Raises ConfigError or ConfigTypeError for what can't be imported or made, RunError when that
-    takes longer than `timeout` seconds or ends the process.
+    seed: of the rows. without_rows: the names of those that need not make theirs, which may take long. Raises
+    ConfigError or ConfigTypeError for what can't be imported or made, also when that takes longer than `timeout`
+    seconds or ends the process.
     """
     parts = source.parts
     if source.runs_in_thread:  # no other process can import it, and it is in this one already
         makers, _ = source.load_makers()
         found = {
-            name: describe(maker.func, parts[name].arguments, seed)
+            name: describe(maker.func, parts[name].arguments, None if name in without_rows else seed)
             for name, maker in (makers.items() if source.is_mix else [("", makers)])
         }
     else:
-        asked = {name: [part.path, part.arguments] for name, part in parts.items()}
+        asked = {
+            name: [part.path, part.arguments, None if name in without_rows else seed] for name, part in parts.items()
+        }
         what = ", ".join(str(part.path) for part in parts.values())
-        found = _ask({"environments": asked, "seed": seed}, f"The environment {what}", timeout)
+        found = _ask({"environments": asked}, f"The environment {what}", timeout)
     return {name: EnvDescription(**answer) for name, answer in found.items()}
 
 
-def describe_environment(source: EnvSource, *, seed: int = 0, timeout: float = TIMEOUT) -> EnvDescription:
+def describe_environment(
+    source: EnvSource, *, seed: int = 0, with_rows: bool = True, timeout: float = TIMEOUT
+) -> EnvDescription:
     """The same of a source that isn't a mix."""
-    (description,) = describe_environments(source, seed=seed, timeout=timeout).values()
+    without_rows = () if with_rows else ("",)
+    (description,) = describe_environments(source, seed=seed, without_rows=without_rows, timeout=timeout).values()
     return description
 
 
@@ -104,9 +115,9 @@ def _ask(question: dict[str, Any], what: str, timeout: float) -> Any:
             # The hash of text is fixed: rows that are made by going through a set are the same each time.
             env=os.environ | {"PYTHONPATH": python_path, "PYTHONHASHSEED": "0"},
         )
-        status = _wait(process, timeout)
+        status = _wait(process, what, timeout)
         if status is None:
-            raise RunError(
+            raise ConfigError(
                 f"{what} has not come up within {timeout:g} s: importing it, or making an instance or its rows, takes "
                 "too long. See what it waits for, or make less at the start."
             )
@@ -116,15 +127,20 @@ def _ask(question: dict[str, Any], what: str, timeout: float) -> Any:
         os.close(answer)
 
 
-def _wait(process: subprocess.Popen, timeout: float) -> int | None:
+def _wait(process: subprocess.Popen, what: str, timeout: float) -> int | None:
     """Its exit status, or None after `timeout` seconds; it and whatever users' code has started in its session are gone
-    then.
+    then. A long wait is told of on stderr.
     """
+    began, reported = time.monotonic(), 0.0
     pidfd = os.pidfd_open(process.pid)
     try:
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
-        ended = poll.poll(timeout * 1000)
+        while not (ended := poll.poll(1000 * min(REPORT_SECONDS, max(0.0, timeout - reported)))):
+            reported = time.monotonic() - began
+            if reported >= timeout:
+                break
+            print(f"waiting for {what[0].lower()}{what[1:]} to come up: {reported:.0f} s so far", file=sys.stderr)
     finally:
         os.close(pidfd)
         os.killpg(process.pid, signal.SIGKILL)  # it isn't reaped yet, so that the number is still its session's
@@ -137,7 +153,7 @@ def _read(file: int, what: str, status: int) -> Any:
     size = os.fstat(file).st_size
     if status != 0 or not 0 < size <= MAX_ANSWER_BYTES:
         ended = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        raise RunError(
+        raise ConfigError(
             f"{what} can't be used: the process that imports it {ended} before it had answered. What it said is above."
         )
     answer = msgpack.unpackb(os.pread(file, size, 0), strict_map_key=False)

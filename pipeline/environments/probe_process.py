@@ -23,8 +23,8 @@ def answer_to(question: dict[str, Any]) -> Any:
     if "rows" in question:
         return rows_at(question["rows"])
     return {
-        name: describe(load_env_class(path), arguments, question["seed"])
-        for name, (path, arguments) in question["environments"].items()
+        name: describe(load_env_class(path), arguments, seed)
+        for name, (path, arguments, seed) in question["environments"].items()
     }
 
 

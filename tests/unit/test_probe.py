@@ -1,6 +1,7 @@
 """What users' code says of itself before any worker starts: in a process of its own, each mistake one sentence."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ import pytest
 from probed import Raises, Search
 
 import pipeline as rl
-from pipeline.environments import description
+from pipeline.environments import description, probe
 from pipeline.environments.description import collect_rows, describe, rows_at
 from pipeline.environments.probe import EnvDescription, call_rows, describe_environment, describe_environments, env_rows
 
@@ -75,13 +76,32 @@ def test_process_that_leaves_others_behind_takes_them_along(tmp_path):
 def test_process_that_hangs_is_ended_and_named(tmp_path):
     hangs = source("Hangs", {"pid_file": str(tmp_path / "pid")})
     before = {child.pid for child in psutil.Process().children()}
-    with pytest.raises(rl.RunError, match=r"The environment .*probed.py:Hangs has not come up within 0.5 s"):
+    with pytest.raises(rl.ConfigError, match=r"The environment .*probed.py:Hangs has not come up within 0.5 s"):
         describe_environment(hangs, timeout=0.5)
     assert {child.pid for child in psutil.Process().children()} <= before
 
 
+def test_long_wait_is_told_of(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(probe, "REPORT_SECONDS", 0.1)
+    with pytest.raises(rl.ConfigError, match="has not come up"):
+        describe_environment(source("Hangs", {"pid_file": str(tmp_path / "pid")}), timeout=0.5)
+    said = capsys.readouterr().err.splitlines()
+    assert said and all(
+        re.search(r"^waiting for the environment .*:Hangs to come up: \d+ s so far$", line) for line in said
+    )
+
+
+def test_rows_that_nobody_wants_are_not_made():
+    assert describe_environment(source("Search", {"size": 2, "word": "x"}), with_rows=False).rows is None
+    mix = rl.EnvSource(
+        {"a": f"{FILE}:Search", "b": f"{FILE}:Search"}, {name: {"size": 2, "word": "x"} for name in "ab"}
+    )
+    found = describe_environments(mix, seed=3, without_rows=["a"])
+    assert found["a"].rows is None and len(found["b"].rows) == 2
+
+
 def test_process_that_dies_is_told_of_with_its_end():
-    with pytest.raises(rl.RunError, match=r"probed.py:Dies can't be used: .* was killed by SIGABRT before it"):
+    with pytest.raises(rl.ConfigError, match=r"probed.py:Dies can't be used: .* was killed by SIGABRT before it"):
         describe_environment(source("Dies"))
 
 
