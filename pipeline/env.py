@@ -267,18 +267,18 @@ def as_messages(value: Any, source: str) -> list[ChatMessage]:
             or not isinstance(message.get("content"), str)
         ):
             raise ConfigTypeError(
-                f"{source} gave the message {message!r:.200}. A message is a dict with a role, one of "
+                f"{source} gave the message {shown(message)}. A message is a dict with a role, one of "
                 f"{', '.join(ROLES)}, and a string as content. Correct it."
             )
         if message.get("tool_calls") is not None and not all(map(_is_call, _list_of(message["tool_calls"]))):
             raise ConfigTypeError(
-                f"{source} gave the message {message!r:.200}. Its tool_calls are a list of calls, each "
+                f"{source} gave the message {shown(message)}. Its tool_calls are a list of calls, each "
                 '{"id": ..., "type": "function", "function": {"name": ..., "arguments": {...}}}. Correct them.'
             )
         why = why_not_plain(message)
         if why is not None:
             raise ConfigTypeError(
-                f"{source} gave the message {message!r:.200}, which can't be sent ({why}). A message travels to "
+                f"{source} gave the message {shown(message)}, which can't be sent ({why}). A message travels to "
                 "another process, so it holds plain values only. Correct it."
             )
     return list(value)

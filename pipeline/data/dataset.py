@@ -11,7 +11,7 @@ from pipeline.errors import ConfigTypeError
 ENVIRONMENT_KEY = "environment"  # of a row of a mix: the name of the environment that it is for
 
 _NESTING = (dict, list, tuple)
-MAX_DEPTH = 100  # levels of lists and dicts in a row: whoever walks one by recursion stays far from Python's limit
+MAX_DEPTH = 100  # levels of lists and dicts in a value: whoever walks one by recursion stays far from Python's limit
 
 
 def check_rows(rows: Sequence[Any], what: str = "Row") -> None:
@@ -30,7 +30,7 @@ def check_rows(rows: Sequence[Any], what: str = "Row") -> None:
 
 def unplain_field(row: dict[str, Any]) -> tuple[str, str] | None:
     """The first field that no message can carry, as it completes "the row has …", and why; None if there is none."""
-    if why_not_plain(row) is None and not _deeper(row, MAX_DEPTH):
+    if why_not_plain(row) is None:
         return None
     for field, value in row.items():
         if _deeper([value], MAX_DEPTH):
@@ -61,7 +61,11 @@ def _deeper(value: dict | list | tuple, levels: int) -> bool:
 def why_not_plain(value: Any) -> str | None:
     """Why no message can carry `value`; None if one can."""
     try:
-        msgpack.packb(value)
+        packed = msgpack.packb(value)
     except (TypeError, ValueError, OverflowError) as error:
         return str(error)
-    return None
+    try:
+        msgpack.unpackb(packed, strict_map_key=False)
+    except TypeError:  # it comes out as a list
+        return "a tuple can't be the key of a dict"
+    return f"at most {MAX_DEPTH} levels" if _deeper([value], MAX_DEPTH + 1) else None

@@ -42,13 +42,21 @@ def tell_again(view: TrajectoryView, turns: Iterable[dict[str, Any]]) -> None:
 
 
 def refuse_too_large(messages: Iterable[dict[str, Any]], source: str) -> None:
-    """Raise ValueError for more text than any model reads: it would fill the memory of whoever it is sent to."""
-    num_chars = sum(len(message["content"]) for message in messages)
+    """Raise ValueError for more text than any model reads: it would fill the memory of whoever it is sent to. What a
+    message holds beside its text counts too.
+    """
+    num_chars = sum(len(message["content"]) + _num_bytes_beside(message) for message in messages)
     if num_chars > MAX_MESSAGE_CHARS:
         raise ValueError(
             f"{source} gave messages of {num_chars:,} characters; they may have {MAX_MESSAGE_CHARS:,} at most: shorten "
             "them (what tools return is cut by itself)"
         )
+
+
+def _num_bytes_beside(message: dict[str, Any]) -> int:
+    """Of all but role and content, as a message carries it."""
+    beside = {key: value for key, value in message.items() if key not in ("role", "content")}
+    return len(msgpack.packb(beside)) if beside else 0
 
 
 def plain_snapshot(state: Any) -> Any:

@@ -6,8 +6,10 @@ other groups.
 """
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
+from pipeline.config_checks import shown
 from pipeline.data.dataset import row_id
 from pipeline.json_lines import JsonLines
 from pipeline.trainer_config import TrainerConfig
@@ -63,5 +65,18 @@ class SampleLog:
                 for span in trajectory.spans
                 if span.kind == "generated"
             ],
-            "messages": trajectory.conversation,
+            "messages": as_json(trajectory.conversation),
         }
+
+
+def as_json(value: Any) -> Any:
+    """`value`, of plain values, with texts in place of those that JSON has not: the log ends no run for what a message
+    holds beside its text.
+    """
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else str(as_json(key)): as_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(item) for item in value]
+    if value is None or isinstance(value, str | int) or (isinstance(value, float) and isfinite(value)):
+        return value
+    return f"{len(value):,} bytes" if isinstance(value, bytes) else shown(value)

@@ -4,7 +4,7 @@ import datetime
 
 import pytest
 
-from pipeline.data.dataset import check_rows
+from pipeline.data.dataset import check_rows, why_not_plain
 from pipeline.errors import ConfigTypeError
 
 FINE = {"number": 3, "text": "é", "list": [1, 2.5, None, True], "nested": {"a": {"b": b"x"}}}
@@ -33,3 +33,16 @@ def test_row_that_no_message_can_carry_is_named_with_its_field(value, why):
 def test_row_that_is_no_dict_is_named():
     with pytest.raises(ConfigTypeError, match=r"^Evaluation row 0 is \['a'\]"):
         check_rows([["a"]], "Evaluation row")
+
+
+def test_what_the_other_end_can_not_read_is_not_plain():
+    assert why_not_plain({(1, 2): 3}) == "a tuple can't be the key of a dict"
+    assert why_not_plain([{"a": {(1, 2): 3}}]) == "a tuple can't be the key of a dict"
+    assert why_not_plain({"a": (1, 2), 3: [b"x", None, 0.5, {"b": {}}]}) is None
+
+
+def test_what_is_nested_too_deep_for_those_who_walk_it_is_not_plain():
+    deep = []
+    for _ in range(99):
+        deep = [deep]
+    assert why_not_plain(deep) is None and why_not_plain([deep]) == "at most 100 levels"

@@ -212,6 +212,7 @@ def test_a_reward_that_is_no_number_to_reckon_with_is_an_error(value):
         (lambda self, traj: TurnResult([], metrics={"x": math.nan}), "the metric 'x' is nan"),
         (lambda self, traj: TurnResult([], max_turn_tokens=10**40), "TurnResult.max_turn_tokens is 10000"),
         (lambda self, traj: TurnResult([{"role": "user", "content": "a", "at": {1}}]), "which can't be sent (can not"),
+        (lambda self, traj: TurnResult([{"role": "user", "content": "a", "at": {(1, 2): 3}}]), "(a tuple can"),
         (lambda self, traj: TurnResult("\ud800"), "which can't be sent ('utf-8' codec"),
         (lambda self, traj: traj.rewrite([{"role": "user", "content": "a", 10**40: 1}]), "traj.rewrite gave the mess"),
         (lambda self, traj: setattr(traj, "loss_mask_end", 10**40), "traj.loss_mask_end is 10000"),
@@ -321,6 +322,20 @@ def test_more_text_than_a_message_may_hold_is_refused_by_name(monkeypatch):
     reply, num_episodes = session(Long, steps)
     assert "failed with ValueError: Long.on_turn gave messages of 21 characters; they may have 20" in reply.error
     assert num_episodes == 0 and len(Long.closed) == 1
+
+
+def test_what_a_message_holds_beside_its_text_counts(monkeypatch):
+    monkeypatch.setattr("pipeline.environments.values.MAX_MESSAGE_CHARS", 50)
+
+    class Heavy(Quiz):
+        def on_turn(self, traj):
+            return TurnResult([{"role": "user", "content": "see", "image": b"x" * 50}])
+
+    async def steps(ask, host):
+        await reset(ask)
+        return await ask("turn")
+
+    assert "Heavy.on_turn gave messages of 62 characters; they may have 50" in session(Heavy, steps).error
 
 
 def test_a_plain_reward_may_use_alarms():

@@ -12,7 +12,7 @@ from played_trajectory import MORE, STOP, Environment, Played, go_on, segment
 from pipeline.commands.make_run_config import parse
 from pipeline.errors import ConfigError
 from pipeline.json_lines import JsonLines
-from pipeline.training.sample_log import SampleLog
+from pipeline.training.sample_log import SampleLog, as_json
 from pipeline.trajectory import Group, Span, Trajectory
 
 ROWS = [{"id": f"row {index}"} for index in range(8)]
@@ -148,3 +148,12 @@ def test_more_samples_than_a_batch_has_are_refused():
     assert parse(["--log-samples", "64", "--device", "cpu"]).trainer.log_samples == 64
     with pytest.raises(ConfigError, match="--log-samples is 65, but a batch has 8 groups of 8 trajectories"):
         parse(["--log-samples", "65", "--device", "cpu"])
+
+
+def test_what_json_has_not_is_told_as_text():
+    """A message may hold more than its text, and templates may even read it."""
+    odd = {"role": "user", "content": "see", "image": b"123", "score": float("nan"), 7: [True, None, (0.5, 1)]}
+    told = as_json([odd])
+    assert json.loads(json.dumps(told, allow_nan=False)) == [
+        {"role": "user", "content": "see", "image": "3 bytes", "score": "nan", "7": [True, None, [0.5, 1]]}
+    ]
