@@ -130,8 +130,9 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
             "unsupported",
         )
     kept = {key: value for key, value in function.items() if value is not None and key != "strict"}
-    # Templates of the OpenAI kind read all three.
-    return {"type": "function", "function": {"description": "", "parameters": {"type": "object"}} | kept}
+    for key, value in (("description", ""), ("parameters", {"type": "object"})):  # templates read all three
+        kept.setdefault(key, value)  # behind the others: they write the keys in the order that the model is shown
+    return {"type": "function", "function": kept}
 
 
 def _plain_numbers(value: Any) -> Any:

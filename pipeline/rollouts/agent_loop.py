@@ -166,7 +166,8 @@ class AgentLoop:
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def _settle(self, reward: float, metrics: dict[str, float]) -> None:
-        if self.turns.generated == 0 and self.trajectory.truncated is None:
+        nothing = self.turns.generated == 0 and not self.turns.sampling
+        if nothing and self.trajectory.truncated is None:
             sentence = f"Trajectory {self._name} has a reward, but its agent made no request, so nothing was sampled."
             self._fail(TrajectoryError(sentence))
             raise Refusal(BAD_REQUEST, sentence, code="nothing_sampled")
@@ -239,7 +240,7 @@ class AgentLoop:
         turn, stopped, end = await turns.sample(_least(request.turn_cap, turns.budget.max_turn_tokens))
         if turns.stopped_by is not None:
             self._end_stopped()
-        elif end not in (TURN, CUT):
+        if end not in (TURN, CUT) and (turns.stopped_by is None or not turn.ids):
             trajectory.truncated = end
         if not turn.ids:
             self._refuse_if_over()

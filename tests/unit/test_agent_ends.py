@@ -76,6 +76,30 @@ def test_a_reward_that_comes_while_a_turn_is_sampled_waits_for_it():
     play([(1, 0), (2, 0)], script)
 
 
+def test_a_reward_may_come_while_the_first_turn_is_sampled():
+    async def script(agent):
+        late = asyncio.ensure_future(agent.ask(A))  # its client has gone, and the harness scores what there is
+        await asyncio.sleep(1.0)
+        agent.post(1.0)
+        assert await agent.end() == (None, 1.0)
+        assert late.done() and agent.spans[-1] == (0, "generated", [1, 0])
+
+    play([(1, 0)], script)
+
+
+def test_a_scored_rollout_whose_only_turn_was_withdrawn_is_truncated():
+    async def script(agent):
+        late = asyncio.ensure_future(agent.ask(A))
+        await asyncio.sleep(1.0)
+        agent.post(1.0)
+        agent.loop.stop("group_deadline")
+        assert await agent.end() == ("group_deadline", 1.0)
+        with pytest.raises(Refusal):
+            await late
+
+    play([()], script)
+
+
 def test_a_harness_that_gives_up_fails_the_trajectory():
     async def script(agent):
         await agent.ask(A)

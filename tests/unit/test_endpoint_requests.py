@@ -204,6 +204,16 @@ def test_a_tool_that_cannot_be_offered_is_named(tool, param):
     assert refusal(tools=[tool]).param == param
 
 
+@pytest.mark.parametrize("given", [("name", "description", "parameters"), ("parameters", "name", "description")])
+def test_a_tool_is_shown_to_the_model_as_it_was_given(given):
+    whole = {"name": "look", "description": "Look.", "parameters": {"type": "object"}}
+    function = {key: whole[key] for key in given}
+    (tool,) = request(tools=[{"type": "function", "function": function}]).tools
+    assert list(tool["function"].items()) == list(function.items()), "templates write the keys in their order"
+    (tool,) = request(tools=[{"type": "function", "function": {"name": "look"}}]).tools
+    assert list(tool["function"]) == ["name", "description", "parameters"]
+
+
 def test_messages_that_say_the_same_are_the_same():
     said = assistant("", call('{"a": 1, "b": [1.5, "é"]}'))
     same = assistant(None, call('{"b":[1.5,"\\u00e9"],"a":1.0}'), refusal=None, annotations=[])
