@@ -24,7 +24,7 @@ from typing import Any
 from pipeline.chat.call_json import CallError, read_call_arguments
 from pipeline.chat.format import ChatMessage
 from pipeline.config_checks import MAX_COUNT, shown
-from pipeline.data.dataset import why_not_plain
+from pipeline.dataset import why_not_plain
 from pipeline.environments.tool_calls import run_tool_call
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.gather import gather_all

@@ -15,8 +15,8 @@ from pipeline.checkpoints import Checkpoints, require_room
 from pipeline.config import Adam, ForwardBackwardBatch, GroupCompletion, Truncation
 from pipeline.config_checks import is_plain_function, refuse_unknown, shown, warn
 from pipeline.config_json import config_json
-from pipeline.data.dataset import check_rows
 from pipeline.data.split_rows import without_holdout
+from pipeline.dataset import check_rows
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.events import EventLog

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.commands.arguments import read_arguments
-from pipeline.data.dataset import row_id
 from pipeline.data.load_rows import load_rows, open_source
 from pipeline.data.split_rows import content_digest
+from pipeline.dataset import row_id
 from pipeline.errors import ConfigError, RunError
 
 DATA_HELP = """Usage: headway data FILE… [--OPTION VALUE …]

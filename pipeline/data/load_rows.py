@@ -12,9 +12,9 @@ from pipeline.data.arrow_rows import read_parquet, read_saved_dataset
 from pipeline.data.bad_rows import BadRows
 from pipeline.data.csv_rows import read_csv
 from pipeline.data.data_file import check_file
-from pipeline.data.dataset import MAX_DEPTH, unplain_field
 from pipeline.data.json_rows import read_json, read_json_lines
 from pipeline.data.row_fields import RowFields
+from pipeline.dataset import MAX_DEPTH, unplain_field
 from pipeline.environments.probe import call_rows
 from pipeline.errors import ConfigError, ConfigTypeError
 

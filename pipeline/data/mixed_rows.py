@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 from pipeline.config_checks import is_finite_number, shown, suggestion
-from pipeline.data.dataset import ENVIRONMENT_KEY
 from pipeline.data.row_order import RowOrder
+from pipeline.dataset import ENVIRONMENT_KEY
 from pipeline.errors import ConfigError, ConfigTypeError
 
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.config_checks import is_finite_number, shown
-from pipeline.data.dataset import check_rows
 from pipeline.data.mixed_rows import MixedRows, keep_rows
+from pipeline.dataset import check_rows
 from pipeline.errors import ConfigError, ConfigTypeError
 
 

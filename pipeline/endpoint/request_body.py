@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from pipeline.chat.call_json import MAX_DEPTH
-from pipeline.data.dataset import why_not_plain
+from pipeline.dataset import why_not_plain
 from pipeline.endpoint.refusal import BAD_REQUEST, Refusal
 
 

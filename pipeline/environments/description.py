@@ -11,7 +11,7 @@ from typing import Any
 
 import msgpack
 
-from pipeline.data.dataset import check_rows
+from pipeline.dataset import check_rows
 from pipeline.env import Env, check_env_class
 from pipeline.environments.host import LOGGER
 from pipeline.environments.load import check_arguments

@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pipeline.data.dataset import ENVIRONMENT_KEY
+from pipeline.dataset import ENVIRONMENT_KEY
 from pipeline.env import ChatMessage, Env, TrajectoryView, TurnResult, as_messages, check_recovery, cut_tool_message
 from pipeline.environments.activity import ActivityBoard, private_board
 from pipeline.environments.call_time import CALL, CallTime, LoopTime

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config_checks import quoted, shown, suggestion
-from pipeline.data.dataset import ENVIRONMENT_KEY, why_not_plain
+from pipeline.dataset import ENVIRONMENT_KEY, why_not_plain
 from pipeline.env import Env, check_env_class
 from pipeline.environments.importable import import_path_of
 from pipeline.environments.load import MakeEnv, check_arguments, load_env_class

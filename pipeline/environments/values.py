@@ -9,7 +9,7 @@ import msgpack
 
 from pipeline.chat.format import assistant_message
 from pipeline.config_checks import MAX_COUNT, shown
-from pipeline.data.dataset import why_not_plain
+from pipeline.dataset import why_not_plain
 from pipeline.env import ToolCall, TrajectoryView, Turn
 
 MAX_SNAPSHOT_BYTES = 1 << 20

@@ -15,20 +15,20 @@ from typing import Any
 import numpy as np
 
 from pipeline.chat.format import ChatFormat
-from pipeline.data.dataset import row_id
+from pipeline.dataset import row_id
 from pipeline.errors import RunError, TrajectoryError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator, evaluation_concurrency
 from pipeline.json_lines import JsonLines
 from pipeline.processes.active_run import ActiveRun
+from pipeline.processes.opening import Stopped
 from pipeline.rollouts.rollout_log import RolloutLog
 from pipeline.rollouts.rollouts import GroupFailed, Rollouts
 from pipeline.rollouts.sampling_counters import SamplingCounters
 from pipeline.schedule import Admission
 from pipeline.trainer_config import EngineConfig
-from pipeline.training.training_loop import Stopped
-from pipeline.training.waits import REPORT_SECONDS, Culprit, Waits
 from pipeline.trajectory import Trajectory
 from pipeline.truncation import why_nothing_was_sampled
+from pipeline.waits import REPORT_SECONDS, Culprit, Waits
 
 
 class Evaluations:

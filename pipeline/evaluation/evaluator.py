@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.config import Schedule
 from pipeline.config_checks import check_integer, is_plain_function
-from pipeline.data.dataset import check_rows
+from pipeline.dataset import check_rows
 from pipeline.errors import ConfigError, ConfigTypeError
 
 SHARE = 4  # an evaluation may use one part in so many of the trajectories, and of the requests, that training may

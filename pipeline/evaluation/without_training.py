@@ -13,10 +13,9 @@ from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.events import EventLog
 from pipeline.json_lines import JsonLines
 from pipeline.make_spec import make_evaluation_spec
-from pipeline.processes.opening import unless_stopped
+from pipeline.processes.opening import Stopped, unless_stopped
 from pipeline.rollouts.rollout_engine import RolloutEngine
-from pipeline.training.training_loop import Stopped
-from pipeline.training.waits import Waits
+from pipeline.waits import Waits
 
 
 class EvaluationRun:

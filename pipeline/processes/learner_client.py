@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from pipeline.errors import RunError
-from pipeline.training.rows import Rows
+from pipeline.training_rows import Rows
 from shm.queue import QueueProducer
 from workers.errors import CheckpointError
 from workers.messages import Consumed, ForwardBackward, GradientsDone, Message, OptimStep, Published, Save, Saved

@@ -5,7 +5,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from pipeline.processes.active_run import ActiveRun
-from pipeline.training.training_loop import Stopped
+
+
+class Stopped(Exception):
+    """The run was asked to stop, and no update had begun."""
 
 
 async def unless_stopped(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pipeline.rollouts.priority import Priority
+from pipeline.priority import Priority
 from shm.errors import QueueError
 from shm.queue import QueueConsumer, QueueProducer, ReplyRoom
 from workers.messages import Consumed, Generate, GenerateRequest, Message, Release, Segments

@@ -19,7 +19,7 @@ import numpy as np
 from pipeline.advantages import Advantage, GroupCentered
 from pipeline.config import Truncation
 from pipeline.errors import RunError
-from pipeline.training.rows import Rows, flatten, weigh
+from pipeline.training_rows import Rows, flatten, weigh
 from pipeline.trajectory import Group, Trajectory
 from pipeline.truncation import baseline_reward, is_dropped, why_nothing_was_sampled
 

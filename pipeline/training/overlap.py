@@ -17,7 +17,7 @@ import numpy as np
 from pipeline.config import ForwardBackwardBatch, Truncation
 from pipeline.trainer_config import TrainerConfig
 from pipeline.training.batches import TrainingBatch
-from pipeline.training.rows import Rows
+from pipeline.training_rows import Rows
 from pipeline.trajectory import Group
 from pipeline.truncation import baseline_reward
 

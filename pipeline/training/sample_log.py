@@ -10,7 +10,7 @@ from math import isfinite
 from typing import Any
 
 from pipeline.config_checks import shown
-from pipeline.data.dataset import row_id
+from pipeline.dataset import row_id
 from pipeline.json_lines import JsonLines
 from pipeline.trainer_config import TrainerConfig
 from pipeline.trajectory import Group, Trajectory

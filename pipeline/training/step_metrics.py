@@ -9,8 +9,8 @@ from pipeline.rollouts.sampling_counters import SamplingCounters
 from pipeline.schedule import Scheduler
 from pipeline.training.intake import Intake
 from pipeline.training.received import Received
-from pipeline.training.waits import Waits
 from pipeline.trajectory import Group
+from pipeline.waits import Waits
 
 
 class StepMetrics:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from pipeline.errors import RunError
 from pipeline.processes.active_run import ActiveRun
+from pipeline.processes.opening import Stopped
 from pipeline.processes.process_metrics import TimeAccount
 from pipeline.rollouts.rollouts import Rollouts
 from pipeline.rollouts.sampling_counters import SamplingCounters
@@ -22,18 +23,14 @@ from pipeline.training.intake import DataUsedUp, Intake
 from pipeline.training.learning_rate import learning_rate
 from pipeline.training.overlap import StreamedBatch, overlap_of
 from pipeline.training.received import Received
-from pipeline.training.rows import Rows
 from pipeline.training.sample_log import SampleLog
 from pipeline.training.step_metrics import StepMetrics, timing
 from pipeline.training.updates import Updates
-from pipeline.training.waits import REPORT_SECONDS, Culprit, Waits
+from pipeline.training_rows import Rows
 from pipeline.trajectory import Group, Trajectory
+from pipeline.waits import REPORT_SECONDS, Culprit, Waits
 
 ValidateBatch = Callable[[Sequence[Trajectory], dict[str, float]], None]
-
-
-class Stopped(Exception):
-    """The run was asked to stop, and no update had begun."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.events import EventLog
 from pipeline.json_lines import JsonLines
 from pipeline.processes.active_run import ActiveRun
-from pipeline.processes.opening import unless_stopped
+from pipeline.processes.opening import Stopped, unless_stopped
 from pipeline.rollouts.rollout_engine import RolloutEngine
 from pipeline.rollouts.rollout_log import RolloutLog
 from pipeline.rollouts.rollouts import Rollouts
@@ -24,7 +24,7 @@ from pipeline.run_spec import RunSpec
 from pipeline.schedule import Scheduler, ScheduleRules
 from pipeline.trainer_config import TrainerConfig
 from pipeline.training.sample_log import SampleLog
-from pipeline.training.training_loop import Step, Stopped, TrainingLoop, ValidateBatch
+from pipeline.training.training_loop import Step, TrainingLoop, ValidateBatch
 from shm.errors import HeadwayError
 
 

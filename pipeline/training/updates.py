@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline.processes.active_run import ActiveRun
 from pipeline.training.overlap import MAX_PENDING
-from pipeline.training.rows import Rows
+from pipeline.training_rows import Rows
 from workers.messages import Published
 
 

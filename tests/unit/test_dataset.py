@@ -4,7 +4,7 @@ import datetime
 
 import pytest
 
-from pipeline.data.dataset import check_rows, why_not_plain
+from pipeline.dataset import check_rows, why_not_plain
 from pipeline.errors import ConfigTypeError
 
 FINE = {"number": 3, "text": "é", "list": [1, 2.5, None, True], "nested": {"a": {"b": b"x"}}}

@@ -62,6 +62,23 @@ def test_imports_run_one_way():
     assert wrong == {}
 
 
+def test_the_packages_of_pipeline_form_no_circle():
+    packages = {path.parent.name for path in (ROOT / "pipeline").rglob("*.py")} - {"pipeline"}
+    needs = {
+        package: {
+            module.split(".")[1]
+            for path in (ROOT / "pipeline" / package).glob("*.py")
+            for module in imported_modules(path)
+            if module.startswith("pipeline.")
+        }
+        & packages - {package}
+        for package in packages
+    }
+    while free := {package for package, of in needs.items() if not of}:  # those that need no other go, again and again
+        needs = {package: of - free for package, of in needs.items() if package not in free}
+    assert needs == {}
+
+
 def test_sampler_and_learner_never_import_each_other():
     assert not {m for m in imported_modules(ROOT / "workers" / "sampler.py") if m.startswith("workers.learner")}
     assert not {m for m in imported_modules(ROOT / "workers" / "learner.py") if m.startswith("workers.sampler")}

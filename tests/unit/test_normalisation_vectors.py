@@ -6,7 +6,7 @@ import pytest
 from pipeline.advantages import Batchwise, GroupCentered
 from pipeline.config import Truncation
 from pipeline.training.batches import TrainingBatch, make_batch
-from pipeline.training.rows import Rows
+from pipeline.training_rows import Rows
 from pipeline.trajectory import Group, Span, Trajectory
 from tests import vectors
 

@@ -20,7 +20,7 @@ from pipeline.advantages import Batchwise, GroupCentered
 from pipeline.config import Truncation
 from pipeline.losses import NORMALIZATIONS
 from pipeline.training.batches import make_batch
-from pipeline.training.rows import Rows
+from pipeline.training_rows import Rows
 from pipeline.trajectory import Group, Span, Trajectory
 from workers.model import bind_weights, init_flat
 from workers.packing import TrainingRows, micro_batches

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pipeline.events import EventLog
-from pipeline.training.waits import Culprit, Waits
+from pipeline.waits import Culprit, Waits
 
 
 def tool(group=4, trajectory="4.1"):

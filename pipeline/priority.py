@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pipeline.config import PRIORITIES
 
-FIFO, PREDICTED_LENGTH = PRIORITIES
+_, PREDICTED_LENGTH = PRIORITIES
 
 
 class Priority(NamedTuple):
