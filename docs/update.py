@@ -22,6 +22,7 @@ FOLDERS = {
     "workers": "What runs in the sampler and learner processes, and the messages they speak. Knows no environment.",
     "shm": "Bytes and numbers shared between processes: blocks, ledger and gate, queues, weight slots. Knows no model.",
     "bench": "Comparisons that print ratios to a peer measured in the same run, and what makes a real model to try.",
+    "docs": "Pages; what writes parts of them; an environment to copy.",
 }
 BEGIN, END = "<!-- begin: written by docs/update.py -->\n", "<!-- end -->\n"
 STALENESS_COMMAND = "python -m bench.staleness"
@@ -57,7 +58,7 @@ def files_page() -> str:
         "- `property/`: random cases against a slow oracle or an invariant",
         "- `process/`: real processes and shared memory, faults injected",
         "- `e2e/`: the user's commands on the tiny model",
-        "- `data/`: recorded vectors that fix the behaviour by example",
+        "- `data/`: recorded vectors that fix the behaviour by example; inputs on which other systems have gone wrong",
     ]
     return "\n".join(lines) + "\n"
 

@@ -47,7 +47,9 @@ class Schedule:
     concurrency: int = option(256, "active trajectories, those waiting for a tool included")
     max_sample_requests: int | None = option(None, "outstanding sampling requests; none: as many as concurrency")
     admit_ahead: int = option(2, "future batches whose groups may be admitted, within the staleness bound")
-    priority: str = option("fifo", "which waiting trajectory samples first")
+    priority: str = option(
+        "fifo", "which waiting trajectory samples first: fifo, in order of admission; predicted_length, the longest"
+    )
     oversample_factor: float = option(
         1.0, "factor of whole groups admitted beyond those needed, within the staleness bound"
     )
@@ -97,9 +99,14 @@ class Budget:
 class GroupCompletion:
     """When a group goes to the trainer: with its last member, or by a deadline that counts tokens."""
 
-    mode: str = required("wait for all members, or close the group by a deadline that counts tokens")
+    mode: str = required(
+        "wait for all members of a group, or close it by a deadline, which counts tokens (max_straggler_tokens)"
+    )
     min_members: int = option(2, 'members a group needs for a baseline of its own (and, with "deadline", to start it)')
-    on_stragglers: str = option("truncate", "what becomes of members that are unfinished when the group closes")
+    on_stragglers: str = option(
+        "truncate",
+        "members that are unfinished when their group closes: truncate them, carry_over (they train later) or discard",
+    )
     max_straggler_tokens: int | None = option(None, 'tokens one straggler may add; only, and always, with "deadline"')
 
     def __post_init__(self) -> None:
@@ -129,7 +136,9 @@ class KVCache:
     """With segment sampling: how old the policy may be that computed the KV which later tokens build on."""
 
     max_staleness: int = option(0, "optimizer updates between the KV's policy and the one that samples")
-    on_limit: str = option("hold", "at the limit: stay on the newest policy allowed, or rebuild the prefix")
+    on_limit: str = option(
+        "hold", "at the limit: hold (stay on the newest policy allowed), or refill (compute the KV again)"
+    )
     allow_reprefill: bool = option(False, 'needed for "refill", which computes whole prefixes again')
 
     def __post_init__(self) -> None:
@@ -149,9 +158,11 @@ class KVCache:
 class Truncation:
     """What a truncated trajectory's reward counts for, by cause where named, else as `train` says."""
 
-    train: str = option("zero_reward", "policy of a truncated trajectory's reward")
+    train: str = option(
+        "zero_reward", "what the reward of a truncated trajectory counts for: " + ", ".join(TRUNCATION_POLICIES)
+    )
     by_cause: Mapping[str, str] = field(
-        default_factory=dict, metadata={"meaning": "policies of single causes, as turns=drop,context=reward"}
+        default_factory=dict, metadata={"meaning": "the same for single causes, as turns=drop,context=reward"}
     )
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ class JsonLines:
 
     def __init__(self, path: str | os.PathLike[str]):
         self._path = Path(path)
-        self._file: TextIO | None = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        self._file: TextIO | None = open(path, "a", encoding="utf-8")  # closed by close
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one object. Raises RunError when the disk is full, and for a number that is not finite."""

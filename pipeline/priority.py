@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pipeline.config import PRIORITIES
 
-_, PREDICTED_LENGTH = PRIORITIES
+PREDICTED_LENGTH = PRIORITIES[1]
 
 
 class Priority(NamedTuple):

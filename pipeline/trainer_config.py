@@ -56,9 +56,11 @@ class EngineConfig:
     top_p: float = 1.0
     top_k: int = -1
     seed: int = 0
-    environment_timeout: float = option(600.0, "seconds that one call into an environment may take")
+    environment_timeout: float = option(
+        600.0, "seconds that one call into an environment may take, or that an agent of --agent may be silent"
+    )
     environment_processes: int | None = option(
-        None, "processes that run environments; by default a quarter of the cores"
+        None, "processes that run environments; none: a quarter as many as there are cores"
     )
 
     def __post_init__(self) -> None:

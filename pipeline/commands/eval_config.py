@@ -49,22 +49,8 @@ class EvalConfig(SharedConfig):
 EVAL_EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
     (
         WorkloadConfig,
-        (
-            "task",
-            "env",
-            "env_arguments",
-            "data",
-            "reward",
-            "agent",
-            "prompt_field",
-            "answer_field",
-            "id_field",
-            "allow_empty_prompts",
-            "system_prompt",
-            "holdout",
-            "endpoint_port",
-            "tool_latency",
-        ),
+        # Data of an evaluation's own is measured whole, so it needs no second file.
+        tuple(name for name in dict(EXPOSED)[WorkloadConfig] if name != "eval_data"),
     ),
     (
         EvalConfig,

@@ -27,14 +27,16 @@ class EnvironmentConfig:
     task: str | None = option(None, "a built-in task, with rows of its own")
     tool_latency: str = option("none", "how long the task's tool takes: none, fixed:MS or lognormal:MEDIAN_MS:SIGMA")
     env: str | None = option(
-        None, "an environment of one's own: module:Class, path/to/file.py:Class or reasoning_gym:TASK"
+        None,
+        "an environment of one's own: module:Class, path/to/file.py:Class, reasoning_gym:TASK or, alone, "
+        "verifiers:NAME",
     )
     env_arguments: Mapping[str, Any] = field(
         default_factory=dict, metadata={"meaning": "keyword arguments of the environment, as a JSON object"}
     )
     data: str | None = option(
         None,
-        "the rows to train on: a JSONL, JSON, Parquet or CSV file, a directory saved by datasets, or module:callable; "
+        "the rows: a JSONL, JSON, Parquet or CSV file, a directory saved by datasets, or module:callable; "
         "none: those that the environment brings",
     )
     reward: str | None = option(
@@ -167,7 +169,9 @@ class WorkloadConfig(EnvironmentConfig):
     """
 
     task: str | None = option(
-        None, "a built-in task to train on; none: guess with the model tiny, else calculator, unless another is given"
+        None,
+        f"a built-in task: {', '.join(TASKS)}; none: guess with the model tiny, else calculator, unless env, reward "
+        "or agent is given",
     )
     agent: str | None = option(
         None,

@@ -42,8 +42,8 @@ def _pyarrow(path: Path) -> Any:
         import pyarrow  # optional, and slow to load
     except ImportError as error:
         raise ConfigError(
-            f"{path} is read by pyarrow, which can't be imported ({error}); install headway[data], or save the rows as "
-            "JSON Lines (.jsonl)."
+            f"{path} is read by pyarrow, which can't be imported ({error}); install the extra: "
+            "pip install 'headway[data]', or save the rows as JSON Lines (.jsonl)."
         ) from error
     return pyarrow
 

@@ -75,11 +75,6 @@ class EnvSource:
         """Whether there is something to run (an outside harness brings all of it along), and in processes."""
         return bool(self.parts) and not self.runs_in_thread
 
-    @property
-    def env_classes(self) -> list[type[Env]]:
-        """Those that were given as classes."""
-        return [part.env_class for part in self.parts.values() if part.env_class is not None]
-
     def check_rows(self, rows: Sequence[Mapping[str, Any]], what: str = "Row") -> None:
         """Raise ConfigError or ConfigTypeError unless every row of a mix names one of its environments, and every row
         for `SingleTurn` has a prompt.

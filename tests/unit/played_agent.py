@@ -17,7 +17,6 @@ from tests.unit.played_trajectory import segment
 
 IDLE = 60.0
 SECONDS_A_REQUEST = 10.0
-ASK = {"role": "user", "content": "a"}
 
 
 class LetterChat:
@@ -109,6 +108,14 @@ def said(answer):
 
 def user(text):
     return {"role": "user", "content": text}
+
+
+A, B, C = user("a"), user("b"), user("c")
+
+
+def refused(error):
+    """Of what pytest.raises(Refusal) has caught."""
+    return error.value.status, error.value.code
 
 
 def play(segments, script, **options):

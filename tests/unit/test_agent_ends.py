@@ -6,16 +6,7 @@ import pytest
 
 from pipeline.endpoint.refusal import Refusal
 from pipeline.errors import RunError, TrajectoryError
-from tests.unit.played_agent import IDLE, SECONDS_A_REQUEST, PlayedAgent, letters, play, user
-
-A, B, C = user("a"), user("b"), user("c")
-PROMPT = [*letters(A), 50]
-B_FOLLOWS, C_FOLLOWS = [*letters(B), 50], [*letters(C), 50]
-LOOK = {"type": "function", "function": {"name": "look"}}
-
-
-def refused(error):
-    return error.value.status, error.value.code
+from tests.unit.played_agent import IDLE, SECONDS_A_REQUEST, A, B, PlayedAgent, play, refused
 
 
 def test_the_token_is_spent_at_the_end_and_the_rollout_is_scored_once():

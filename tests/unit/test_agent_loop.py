@@ -6,16 +6,11 @@ import pytest
 
 from pipeline.endpoint.chat_request import ChatRequest
 from pipeline.endpoint.refusal import Refusal
-from tests.unit.played_agent import SECONDS_A_REQUEST, letters, play, said, user
+from tests.unit.played_agent import SECONDS_A_REQUEST, A, B, C, letters, play, refused, said, user
 
-A, B, C = user("a"), user("b"), user("c")
 PROMPT = [*letters(A), 50]
 B_FOLLOWS, C_FOLLOWS = [*letters(B), 50], [*letters(C), 50]
 LOOK = {"type": "function", "function": {"name": "look"}}
-
-
-def refused(error):
-    return error.value.status, error.value.code
 
 
 def test_a_request_that_goes_on_is_sampled_behind_the_recorded_ids():

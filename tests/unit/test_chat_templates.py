@@ -15,9 +15,7 @@ ARGUMENTS = {"a": 1, "é": '"<'}
 CALL = {
     "role": "assistant",
     "content": "",
-    "tool_calls": [
-        {"id": "call00001", "type": "function", "function": {"name": "add", "arguments": {"a": 1, "é": '"<'}}}
-    ],
+    "tool_calls": [{"id": "call00001", "type": "function", "function": {"name": "add", "arguments": ARGUMENTS}}],
 }
 RESULT = {"role": "tool", "name": "add", "tool_call_id": "call00001", "content": "3"}
 ANSWER = {"role": "assistant", "content": "It is 3."}

@@ -28,7 +28,7 @@ class Echo(rl.Env):
 
 def test_class_is_named_for_other_processes():
     source = EnvSource(Guess, {})
-    assert not source.runs_in_thread and source.env_classes == [Guess]
+    assert not source.runs_in_thread and source.parts[""].env_class is Guess
     config = source.start_config(600.0, None)
     assert (config["environment"], config["arguments"]) == (GUESS, {})
 
@@ -53,7 +53,8 @@ def test_class_of_a_functions_inside_runs_in_a_thread():
 
 def test_mix_has_the_arguments_of_each_by_name():
     source = EnvSource({"guess": Guess, "echo": "test_env_source:Echo"}, {"echo": {"word": "x"}})
-    assert not source.runs_in_thread and source.env_classes == [Guess]
+    assert not source.runs_in_thread
+    assert {name: part.env_class for name, part in source.parts.items()} == {"guess": Guess, "echo": None}
     config = source.start_config(600.0, None)
     assert config["environment"] == {"guess": GUESS, "echo": "test_env_source:Echo"}
     assert config["arguments"] == {"guess": {}, "echo": {"word": "x"}}

@@ -67,7 +67,7 @@ def test_what_is_saved_is_loaded_again(tmp_path, dtype, tie):
     assert int.from_bytes((tmp_path / SINGLE).read_bytes()[:8], "little") % 8 == 0  # so that the data is aligned
     with safe_open(tmp_path / SINGLE, framework="pt") as file:
         assert file.metadata() == {"format": "pt"}
-        assert ("lm_head.weight" in file.keys()) is not tie  # noqa: SIM118, it is no dict
+        assert ("lm_head.weight" in file.keys()) is not tie  # it is no dict
         assert file.get_tensor("model.norm.weight").dtype == dtype
     assert os.listdir(tmp_path) == [SINGLE]
 

@@ -18,7 +18,7 @@ from workers.rope_scaling import frequencies
 from workers.training import Trainee
 
 pytest.importorskip("transformers", reason="transformers (extra `hf`) is not installed")
-from tests.hf_twin import HFTwin  # noqa: E402  (only where transformers is)
+from tests.hf_twin import HFTwin  # only where transformers is
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
