@@ -67,7 +67,9 @@ def find_object(path: str, what: str = "object", example: str = "my_module:name"
             outer, found = found, getattr(found, part, _MISSING)
             if found is _MISSING:
                 break
-    except (Exception, SystemExit) as failure:  # importing runs the user's module, which may raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as failure:  # importing runs the user's module, which may raise anything
         raise ImportPathError(f"The {what} {path!r:.200} can't be imported: {_why(failure, place)}") from failure
     if found is _MISSING:
         near = get_close_matches(part, [known for known in dir(outer) if not known.startswith("_")], n=1)
@@ -131,7 +133,8 @@ def _why(failure: BaseException, place: str) -> str:
     said = " ".join(str(failure).split())[:300]
     if isinstance(failure, SyntaxError):
         said = " ".join((failure.msg or "invalid syntax").split())
-        return f"{failure.filename} line {failure.lineno} is no Python: {said}. Correct it."
+        where = f"{failure.filename} line {failure.lineno}" if failure.lineno else f"the source of {place}"
+        return f"{where} is no Python: {said}. Correct it."
     if isinstance(failure, ModuleNotFoundError) and failure.name is not None:
         if not is_file(place) and (place == failure.name or place.startswith(failure.name + ".")):
             return (

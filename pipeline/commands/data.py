@@ -25,7 +25,16 @@ Checks files of rows whole, as a run does before it starts, and tells what they 
 
 _FLAG = "allow_empty_prompts"
 _OPTIONS = ("prompt_field", "answer_field", "id_field", _FLAG)
-_KINDS = {str: "text", bool: "true/false", int: "whole number", float: "number", type(None): "null", dict: "object"}
+_KINDS: dict[type | tuple[type, ...], str] = {  # bool goes before int, which it is too
+    str: "text",
+    bool: "true/false",
+    int: "whole number",
+    float: "number",
+    type(None): "null",
+    dict: "object",
+    (list, tuple): "list",
+    bytes: "bytes",
+}
 
 
 def check_data(arguments: Sequence[str]) -> int:
@@ -80,7 +89,7 @@ def _kinds(values: Sequence[Any]) -> str:
     """What kinds of values there are, each with its number unless it is the only one, and how long texts and lists
     are.
     """
-    kinds = Counter(_KINDS.get(type(value), "list") for value in values)
+    kinds = Counter(map(_kind, values))
     told = []
     for kind, count in kinds.most_common():
         number = "" if len(kinds) == 1 else f" {count:,}"
@@ -88,8 +97,12 @@ def _kinds(values: Sequence[Any]) -> str:
     return ", ".join(told)
 
 
+def _kind(value: Any) -> str:
+    return next((kind for cls, kind in _KINDS.items() if isinstance(value, cls)), type(value).__name__)
+
+
 def _lengths(kind: str, values: Sequence[Any]) -> str:
-    cls, unit = {"text": (str, "character"), "list": (list, "item")}.get(kind, (None, ""))
+    cls, unit = {"text": (str, "character"), "list": ((list, tuple), "item")}.get(kind, (None, ""))
     if cls is None:
         return ""
     lengths = [len(value) for value in values if isinstance(value, cls)]
@@ -105,9 +118,9 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def _printable(name: str) -> str:
+def _printable(name: Any) -> str:
     """A field's name, with escapes for what would move the cursor or colour a terminal."""
-    return name if name.isprintable() and name else repr(name)
+    return name if isinstance(name, str) and name.isprintable() and name else repr(name)
 
 
 def _as_typed(message: str) -> str:

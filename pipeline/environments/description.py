@@ -71,7 +71,7 @@ def collect_rows(rows: Any, what: str) -> list[dict[str, Any]]:
         raise ConfigTypeError(f"{what} gave {type(rows).__name__}; it gives a list of rows, each a dict.")
     found: list[dict[str, Any]] = []
     num_bytes = 0
-    rows = iter(rows)
+    rows = _call(functools.partial(iter, rows), what)
     while (row := _call(functools.partial(next, rows, _END), what)) is not _END:
         found.append(dict(row) if isinstance(row, Mapping) else row)
         try:
@@ -93,11 +93,11 @@ def _call(function: Callable[[], Any], what: str) -> Any:
     """What users' code gives. It may raise anything, which becomes a sentence."""
     try:
         return function()
-    except (ConfigError, ConfigTypeError):
+    except (ConfigError, ConfigTypeError, KeyboardInterrupt):  # Ctrl-C, where this is the user's own process
         raise
     except HeadwayError as error:
         raise ConfigError(str(error)) from error
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise ConfigError(f"{what} failed: {failing_line(error)}{failure_text(error)}. Correct it.") from error
 
 
@@ -109,7 +109,7 @@ def _close(env: Env) -> None:
         closed = env.close()
         if inspect.isawaitable(closed):
             asyncio.run(_settle(closed))
-    except Exception as failure:
+    except (Exception, SystemExit) as failure:
         _log.warning("%s.close failed: %s", type(env).__qualname__, failure_text(failure), exc_info=failure)
 
 

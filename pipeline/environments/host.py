@@ -12,6 +12,7 @@ import contextvars
 import functools
 import inspect
 import logging
+import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -66,6 +67,7 @@ class EnvironmentHost:
         self._timeout = timeout
         self._grace = grace
         self._name = name
+        self._pid = os.getpid()
         self._episodes: dict[tuple[int, int], Episode] = {}
         self._tasks: set[asyncio.Task] = set()  # the loop itself keeps only weak references
         self._steps = {
@@ -140,6 +142,8 @@ class EnvironmentHost:
             episode = running.episode
             if episode is not None and episode.running is running and self._forget(episode):
                 await self._close(episode)
+        if os.getpid() != self._pid:  # users' code has forked, and let its child come back here
+            os._exit(1)
         running.reply(result, tools, error)
 
     def _expire(self, running: RunningCall) -> None:

@@ -30,7 +30,7 @@ def answer_to(question: dict[str, Any]) -> Any:
 
 def main() -> None:
     """Ends the process."""
-    parent, file = int(sys.argv[1]), int(sys.argv[2])
+    parent, file, own = int(sys.argv[1]), int(sys.argv[2]), os.getpid()
     become_worker(parent)
     question = msgpack.unpackb(sys.stdin.buffer.read(), strict_map_key=False)
     # Users' code finds an empty stdin: what it asks there is answered by nobody.
@@ -42,6 +42,8 @@ def main() -> None:
         # Half a surrogate pair, which no message can carry, becomes ?.
         said = str(error).encode("utf-8", "replace").decode("utf-8")
         answer = {"error": said, "kind": type(error).__name__}
+    if os.getpid() != own:  # users' code has forked, and let its child come back here
+        os._exit(1)
     data = memoryview(msgpack.packb(answer))
     while data:
         data = data[os.write(file, data) :]

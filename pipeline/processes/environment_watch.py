@@ -89,7 +89,7 @@ class EnvironmentWatch:
         suspects = [entry.request for entry in self._boards[host].look().everyone]
         if host in self._killed:
             error, failed = self._killed.pop(host)
-            suspects = []
+            suspects = [] if failed else suspects  # nobody is blamed: whoever halts it again and again is found
         self._client.lost(host, str(error), failed, suspects)
         await self._restarts.restart(self._handles[host], start, error, is_accident=not failed and not suspects)
 

@@ -4,6 +4,7 @@ import ctypes
 import functools
 import os
 import re
+import signal
 import subprocess
 import time
 
@@ -27,6 +28,7 @@ IN_THREADS = {"sleeping thread": functools.partial(time.sleep, FOREVER), "backtr
 ON_LOOP = {
     "spinning": spin,
     "exit": functools.partial(os._exit, 3),
+    "halt": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "segfault": functools.partial(ctypes.string_at, 0),
 }
 

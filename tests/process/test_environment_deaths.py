@@ -95,9 +95,10 @@ def test_a_death_costs_nobody_but_a_new_start(model, tmp_path, fatal):
     assert audit(run_dir) == 0
 
 
-def test_who_brings_three_processes_down_fails(model, tmp_path):
-    with pytest.raises(rl.RunError, match=r"2\.0 was in user code, as its group had been at 2 deaths .* status 3"):
-        train(model, tmp_path, rows_with(fatal="exit"), on_failure="stop")
+@pytest.mark.parametrize(("fatal", "end"), [("exit", "ended with status 3"), ("halt", "was halted for too long")])
+def test_who_brings_three_processes_down_fails(model, tmp_path, fatal, end):
+    with pytest.raises(rl.RunError, match=rf"2\.0 was in user code, as its group had been at 2 deaths .* {end}"):
+        train(model, tmp_path, rows_with(fatal=fatal), on_failure="stop")
     assert len(events_of(tmp_path / "run", "restart")) == 3
     assert audit(tmp_path / "run") == 0
 

@@ -83,6 +83,23 @@ def rows_of_a_set():
     return [{"prompt": word} for word in {f"word{number}" for number in range(50)}]
 
 
+def rows_of_two():
+    os.fork()
+    return [{"prompt": "a"}]
+
+
+class Own(BaseException):
+    pass
+
+
+def raise_GeneratorExit():  # noqa: N802
+    raise GeneratorExit
+
+
+def raise_Own():  # noqa: N802
+    raise Own
+
+
 def rows():
     return [{"prompt": "a", "answer": 7}, {"prompt": "b", "answer": None}]
 

@@ -55,6 +55,12 @@ def test_every_field_is_told_with_its_kinds(files, capsys):
     )
 
 
+def test_values_that_no_file_holds_are_told_of_too(files, capsys):
+    (files / "mine.py").write_text("def rows():\n    return [{'image': b'x', 'pair': (1, 2), 3: 4}]\n")
+    expected = ["mine.py:rows: 1 row (function)", "  image  bytes", "  pair   list (2 items)", "  3      whole number"]
+    assert told(capsys, "mine.py:rows") == (0, expected, [])
+
+
 def test_file_that_can_not_be_used_is_one_sentence_and_the_others_are_told(files, capsys):
     code, out, err = told(capsys, "bad.jsonl", "one.csv", "gone.jsonl", "--prompt-field", "prompt")
     assert code == 2 and out[0] == "one.csv: 1 row (CSV)" and len(err) == 2

@@ -1,6 +1,7 @@
 """What users' code does to the event loop that it shares, or says of itself in vain: a reply comes all the same."""
 
 import asyncio
+import os
 import sys
 
 import pytest
@@ -102,3 +103,26 @@ def test_an_exit_in_a_task_that_nobody_awaits_harms_nobody():
         return await ask("turn")
 
     assert resumed(Leaving, steps).result["messages"][0]["content"] == "go on"
+
+
+def test_a_forked_child_of_users_code_never_serves():
+    """It has the descriptors of the one that serves, and would take what is meant for that."""
+
+    class Forking(Quiz):
+        def on_turn(self, traj):
+            self.child = os.fork()
+            if not self.child:
+                sys.exit(0)
+            return TurnResult("go on")
+
+        def close(self):
+            statuses.append(os.waitstatus_to_exitcode(os.waitpid(self.child, 0)[1]))
+
+    async def steps(ask, host):
+        await reset(ask)
+        reply = await ask("turn")
+        await ask("drop")
+        return reply
+
+    statuses = []
+    assert session(Forking, steps).error is None and statuses == [1]

@@ -129,6 +129,16 @@ def test_rows_come_from_a_function_by_its_path():
             call_rows(path)
 
 
+@pytest.mark.parametrize("name", ["GeneratorExit", "Own"])
+def test_what_is_no_exception_like_others_is_named_all_the_same(name):
+    with pytest.raises(rl.ConfigError, match=rf"probed:raise_{name} failed: .*probed.py line \d+: {name}"):
+        call_rows(f"probed:raise_{name}")
+
+
+def test_rows_of_a_process_that_has_forked_come_once():
+    assert call_rows("probed:rows_of_two") == [{"prompt": "a"}]
+
+
 def test_rows_that_go_through_a_set_are_the_same_each_time(monkeypatch):
     found = []
     for seed in ("1", "2"):
