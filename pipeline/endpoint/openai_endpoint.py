@@ -11,10 +11,8 @@ from pipeline.config import Budget
 from pipeline.config_checks import check_integer, check_number, shown
 from pipeline.endpoint.chat_request import Served
 from pipeline.endpoint.sessions import TOKEN_BYTES, Sessions
-from pipeline.environments.source import EnvSource
+from pipeline.environments.source import EnvSource, checked_path
 from pipeline.errors import ConfigError, ConfigTypeError
-from workers.errors import ImportPathError
-from workers.import_path import split_path
 
 if TYPE_CHECKING:
     from pipeline.endpoint.server import EndpointServer
@@ -98,7 +96,7 @@ class OpenAIEndpoint(EnvSource):
         """What runs the agent, and its arguments: an environment with a single turn, told `row`, `base_url` and
         `api_key`.
         """
-        return AGENT_ENV, {"agent": _full_path(agent)}
+        return AGENT_ENV, {"agent": checked_path(agent, "agent", "my_agents:solve", or_itself=False)}
 
     def start_config(self, timeout: float, max_tool_chars: int | None) -> dict[str, Any]:
         """What an environment process is told."""
@@ -131,17 +129,3 @@ class OpenAIEndpoint(EnvSource):
         await server.start()
         self._server = server
         return server
-
-
-def _full_path(agent: str) -> str:
-    """The agent's import path as a process in any directory understands it."""
-    try:
-        place, name = split_path(agent, "agent", "my_agents:solve")
-    except ImportPathError as error:
-        raise ConfigError(str(error)) from error
-    if place == "__main__":
-        raise ConfigError(
-            f"The agent is {agent!r}, but no other process can import the script itself; put the function into a "
-            "module of its own."
-        )
-    return f"{place}:{name}"

@@ -95,7 +95,7 @@ def call_rows(path: str, *, timeout: float = TIMEOUT) -> list[dict[str, Any]]:
     """The rows that the function at `module:function` or `path/to/file.py:function` gives, called without arguments.
     Raises as `describe_environments` does.
     """
-    path = checked_path(path, "data", "my_data:rows")
+    path = checked_path(path, "data", "my_data:rows", or_itself=False)
     return _ask({"rows": path}, f"The data {path}", timeout)
 
 

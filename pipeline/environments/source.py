@@ -193,8 +193,10 @@ def _reward_for_others(reward: Any) -> Any:
     return import_path_of(reward) or reward
 
 
-def checked_path(path: str, what: str, example: str) -> str:
-    """The path, that of a file made absolute; nothing is imported."""
+def checked_path(path: str, what: str, example: str, *, or_itself: bool = True) -> str:
+    """The path, that of a file made absolute; nothing is imported. or_itself: it may be given itself, too. Raises
+    ConfigError.
+    """
     try:
         place, name = split_path(path, what, example)
     except ImportPathError as error:
@@ -202,6 +204,6 @@ def checked_path(path: str, what: str, example: str) -> str:
     if place == "__main__":
         raise ConfigError(
             f"The {what} is {path!r}, but no other process can import the script itself; put it into a module of its "
-            "own, or give it itself instead of its name."
+            f"own{', or give it itself instead of its name' if or_itself else ''}."
         )
     return f"{place}:{name}"

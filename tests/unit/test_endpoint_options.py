@@ -14,7 +14,7 @@ import pipeline as rl
     [
         ({"agent": len}, "an agent runs in a process of its own, so it is named: module:function"),
         ({"agent": "my_agents"}, "The agent is 'my_agents'. It is named as module:name or as path/to/file.py:name"),
-        ({"agent": "__main__:solve"}, "put the function into a module of its own"),
+        ({"agent": "__main__:solve"}, "can import the script itself; put it into a module of its own."),
         ({"agent": "not_there.py:solve"}, "not_there.py is not there"),
         ({"port": 65536}, "OpenAIEndpoint.port is 65536"),
         ({"port": -1}, "OpenAIEndpoint.port is -1"),
