@@ -94,9 +94,11 @@ def _undecodable(batch: Any, row: int) -> str:
 
 
 def _check_columns(path: Path, schema: Any, pyarrow: Any) -> None:
-    for index, field in enumerate(schema):
-        if field.name in schema.names[:index]:
+    known: set[str] = set()
+    for field in schema:
+        if field.name in known:
             raise ConfigError(f"{path} has two columns {field.name!r:.80}; give each its own name.")
+        known.add(field.name)
         found = _unplain(field.type, pyarrow)
         if found is not None:
             raise ConfigError(

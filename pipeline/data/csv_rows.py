@@ -59,15 +59,17 @@ def _long_fields() -> Iterator[None]:
 
 
 def _check_header(path: Path, line: int, names: list[str]) -> None:
+    known: set[str] = set()
     for index, name in enumerate(names):
         if not name.strip():
             raise ConfigError(
                 f"{path}: the header (line {line}) has no name for field {index + 1} of {len(names)}; name every field."
             )
-        if name in names[:index]:
+        if name in known:
             raise ConfigError(
                 f"{path}: the header (line {line}) names {name!r:.80} twice; give each field its own name."
             )
+        known.add(name)
     if len(names) == 1:
         for separator, kind in ((";", "semicolons"), ("\t", "tabs")):
             if separator in names[0]:

@@ -46,14 +46,19 @@ def _near(path: Path) -> str:
 
 def text_lines(path: Path) -> Iterator[bytes]:
     """The lines of a text file, which end with \\n alone: \\r, U+2028 and U+0085 are left to who parses them. A
-    byte-order mark is kept. Raises ConfigError for what begins as no text does.
+    byte-order mark is kept. A file that grows is read as far as it goes now, or there would be no end. Raises
+    ConfigError for what begins as no text does.
     """
     try:
         with open(path, "rb") as file:
+            left = os.fstat(file.fileno()).st_size
             for number, line in enumerate(file):
                 if number == 0:
                     _refuse_other_kinds(path, line)
                 yield line
+                left -= len(line)
+                if left <= 0:
+                    return
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}.") from error
 

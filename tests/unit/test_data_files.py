@@ -7,6 +7,7 @@ import os
 import pytest
 
 import pipeline as rl
+from pipeline.data.data_file import text_lines
 
 
 @pytest.fixture
@@ -90,6 +91,17 @@ def test_rows_may_be_nested_as_deep_as_the_rule_says(saved):
     assert len(rl.load_rows(saved("a.jsonl", deep))) == 1
 
 
+def test_file_that_grows_is_read_as_far_as_it_went_at_first(saved):
+    """One that is written faster than it is read would have no end."""
+    path = saved("grows.jsonl", '{"a": 1}\n{"a": 2}\n')
+    found = []
+    for line in text_lines(path):
+        found.append(line)
+        with open(path, "ab") as file:
+            file.write(b'{"a": 3}\n')
+    assert found == [b'{"a": 1}\n', b'{"a": 2}\n']
+
+
 def test_torn_last_line_is_told_as_such(saved):
     assert "line 2 is not valid JSON" in refusal(saved("a.jsonl", '{"a": 1}\n{"a": '))
     assert "as when a copy was cut short" in refusal(saved("a.jsonl", '{"a": 1}\n{"a": '))
@@ -148,6 +160,14 @@ def test_csv_values_are_text_as_they_stand(saved):
         {"prompt": 'one, "two"\nthree', "answer": "007"},
         {"prompt": " a ", "answer": ""},
     ]
+
+
+def test_csv_may_have_very_many_columns(saved):
+    """Within seconds: nothing goes through all of them for each of them."""
+    count = 100_000
+    header, record = ",".join(f"c{index}" for index in range(count)), ",".join("1" * count)
+    (row,) = rl.load_rows(saved("wide.csv", f"{header}\n{record}\n"))
+    assert len(row) == count and set(row.values()) == {"1"}
 
 
 def test_csv_takes_long_fields_and_leaves_the_module_as_it_was(saved):
