@@ -1,5 +1,6 @@
 """What the process tests share: a trainer for `guess`, the events of a run, and what it must leave behind (nothing)."""
 
+import asyncio
 import json
 import os
 
@@ -61,6 +62,20 @@ def published_weights(model: rl.Supervisor, version: int | None = None) -> np.nd
     fields = run._blocks.learner_config()["slots"]["blocks"][slot]
     with Block.open(fields["path"], fields["num_bytes"]) as block:
         return np.frombuffer(block.view, dtype=np.float32).copy()
+
+
+def steps_taken(trainer, rows, steps, act=None, *, seconds):
+    """The numbers of a run's steps, all of them within so many seconds; `act(step)` is awaited after each."""
+
+    async def collect():
+        numbers = []
+        async for step in trainer.run(rows, steps=steps):
+            numbers.append(step.n)
+            if act is not None:
+                await act(step)
+        return numbers
+
+    return asyncio.run(asyncio.wait_for(collect(), seconds))
 
 
 def events_of(run_dir, kind=None):

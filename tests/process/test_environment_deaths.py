@@ -7,7 +7,7 @@ import threading
 
 import psutil
 import pytest
-from running import audit, events_of, make_trainer, metrics_of, worker_processes
+from running import audit, events_of, make_trainer, metrics_of, steps_taken, worker_processes
 
 import pipeline as rl
 from pipeline.tasks import guess
@@ -47,16 +47,7 @@ def train(model, tmp_path, rows, steps=2, act=None, env="Fatal", **options):
         sampling=sampling,
         **(defaults | options),
     )
-
-    async def collect():
-        numbers = []
-        async for step in trainer.run(rows, steps=steps):
-            numbers.append(step.n)
-            if act is not None:
-                await act(step)
-        return numbers
-
-    return asyncio.run(asyncio.wait_for(collect(), SECONDS))
+    return steps_taken(trainer, rows, steps, act, seconds=SECONDS)
 
 
 @pytest.mark.parametrize(

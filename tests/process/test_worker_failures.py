@@ -6,7 +6,7 @@ import signal
 
 import psutil
 import pytest
-from running import audit, events_of, make_trainer
+from running import audit, events_of, make_trainer, steps_taken
 
 import pipeline as rl
 from pipeline.processes.sampler_client import Pick
@@ -41,17 +41,7 @@ def kill(pid):
 
 
 def train(trainer, steps, act=None):
-    """Steps of a run within SECONDS; `act(step)` is awaited after each."""
-
-    async def collect():
-        numbers = []
-        async for step in trainer.run(ROWS, steps=steps):
-            numbers.append(step.n)
-            if act is not None:
-                await act(step)
-        return numbers
-
-    return asyncio.run(asyncio.wait_for(collect(), SECONDS))
+    return steps_taken(trainer, ROWS, steps, act, seconds=SECONDS)
 
 
 def test_worker_waits_longer_for_its_start_than_the_learner_may_take():
