@@ -37,6 +37,7 @@ SAMPLING_POLICIES = ("trajectory", "segment")
 FAILURE_POLICIES = ("stop", "replace")
 ZERO_VARIANCE_POLICIES = ("train", "replace")
 ADVANTAGES = (GroupCentered, Batchwise)
+MAX_PROCESSES = 1024  # that run environments: beyond it, a slip that would fill the machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +70,7 @@ class EngineConfig:
         check_class(self, "kv_cache", (KVCache,))
         check_choice(self, "sampling_policy", SAMPLING_POLICIES)
         check_number(self, "environment_timeout", above=0.0)
-        check_integer(self, "environment_processes", minimum=1, unit="processes", optional=True)
+        check_integer(self, "environment_processes", minimum=1, maximum=MAX_PROCESSES, unit="processes", optional=True)
         _ = self.sampling  # Sampling checks the four options it is made of
         ages_kv = self.kv_cache.max_staleness > 0 or self.kv_cache.on_limit == "refill"
         if self.sampling_policy == "trajectory" and ages_kv:

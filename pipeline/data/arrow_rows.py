@@ -52,13 +52,15 @@ def _pyarrow(path: Path) -> Any:
 def _readable(path: Path, pyarrow: Any) -> Iterator[None]:
     try:
         yield
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # also names that are not UTF-8
+    except (pyarrow.ArrowException, OSError, UnicodeError) as error:  # also names that are not UTF-8
         why = " ".join(str(error).split())[:200]
         raise ConfigError(f"{path} can't be read as what its name says: {why}. Write the file again.") from error
 
 
 def _batches(files: Iterable[Path], pyarrow: Any) -> Iterator[Any]:
     for file in files:
+        if file.exists() and not file.is_file():  # a pipe would be waited for
+            raise ConfigError(f"{file} is no regular file; save the dataset again.")
         with _readable(file, pyarrow), pyarrow.memory_map(str(file)) as source:
             reader = pyarrow.ipc.open_stream(source)
             _check_columns(file, reader.schema, pyarrow)
@@ -159,7 +161,8 @@ def _data_files(directory: Path) -> list[Path]:
     if state.get("_indices_data_files"):
         raise ConfigError(f"{directory} was saved by an old version of `datasets`, as a selection; save it again.")
     entries = state.get("_data_files")
-    names = [one.get("filename") if isinstance(one, dict) else None for one in entries or ()]
+    entries = entries if isinstance(entries, list) else []
+    names = [one.get("filename") if isinstance(one, dict) else None for one in entries]
     if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
         raise ConfigError(f"{directory / 'state.json'} names no data files; save the dataset again.")
     return [directory / name for name in names]

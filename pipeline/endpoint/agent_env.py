@@ -60,4 +60,15 @@ def find_agent(path: str) -> Callable:
         raise ConfigError(str(error)) from error
     if not callable(found):
         raise ConfigError(f"The agent {path!r} is {found!r:.100}, which can't be called; name a function.")
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):  # of a function written in C, which says nothing of its arguments
+        return found
+    try:
+        signature.bind({}, "", "")
+    except TypeError as error:
+        raise ConfigError(
+            f"The agent {path!r} takes {signature}, but is called as agent(row, base_url, api_key) ({error}). Write it "
+            "so."
+        ) from error
     return found

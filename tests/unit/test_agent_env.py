@@ -45,6 +45,10 @@ async def waits(row, base_url, api_key):
 not_callable = 5
 
 
+def of_a_row(row):
+    return 1.0
+
+
 def run(agent, then=None):
     class Here(AgentEnv):
         def __init__(self):
@@ -84,7 +88,11 @@ def test_an_agent_can_be_dropped():
 
 
 def test_an_agent_that_is_none_is_named():
-    for path, says in ((f"{HERE}:nowhere", "has no 'nowhere'"), (f"{HERE}:not_callable", "can't be called")):
+    for path, says in (
+        (f"{HERE}:nowhere", "has no 'nowhere'"),
+        (f"{HERE}:not_callable", "can't be called"),
+        (f"{HERE}:of_a_row", r"takes \(row\), but is called as agent\(row, base_url, api_key\) \(too many positional"),
+    ):
         with pytest.raises(ConfigError, match=says):
             find_agent(path)
     assert HERE in sys.modules

@@ -126,6 +126,7 @@ def test_skipped_targets_are_only_those_named():
         (lambda: Adam(lr=1e300), ["Adam.lr", "1e+300", "at most"]),  # beyond float32, which the learner has
         (lambda: PPO(normalize="sum", clip_low=10**30), ["PPO.clip_low", "at most"]),  # no message carries it
         (lambda: EngineConfig(environment_timeout=10**300), ["RolloutEngine.environment_timeout", "at most"]),
+        (lambda: EngineConfig(environment_processes=1025), ["RolloutEngine.environment_processes", "at most 1,024"]),
         (lambda: Adam(lr=10**400), ["Adam.lr", "finite number above 0"]),  # beyond every float
         (lambda: GroupCentered(eps=10**400), ["GroupCentered.eps", "finite number above 0"]),
         (lambda: Schedule(concurrency=10**5000), ["Schedule.concurrency", "a number of 16610 bits", "at most"]),

@@ -3,6 +3,7 @@
 import datetime
 import decimal
 import json
+import os
 import shutil
 import sys
 
@@ -142,6 +143,13 @@ def test_saved_dataset_that_is_not_whole_is_refused(saved):
     assert "names no data files" in refusal(saved / "one")
     state.write_text(json.dumps(kept | {"_data_files": [{"filename": "gone.arrow"}]}))
     assert "gone.arrow can't be read as what its name says" in refusal(saved / "one")
+    os.mkfifo(saved / "one" / "pipe.arrow")
+    state.write_text(json.dumps(kept | {"_data_files": [{"filename": "pipe.arrow"}]}))
+    assert "pipe.arrow is no regular file" in refusal(saved / "one")
+    state.write_text(json.dumps(kept | {"_data_files": [{"filename": "\ud800"}]}))
+    assert "can't be read as what its name says" in refusal(saved / "one")
+    state.write_text(json.dumps(kept | {"_data_files": 5}))
+    assert "names no data files" in refusal(saved / "one")
     state.write_text("{")
     assert "state.json is not valid JSON" in refusal(saved / "one")
     shutil.rmtree(saved / "two" / "train")
