@@ -17,10 +17,10 @@ import msgpack
 
 from pipeline.chat.format import ChatFormat
 from pipeline.commands.workload_config import OUTSIDE, EnvironmentConfig, EnvironmentTable, WorkloadConfig
-from pipeline.config_checks import label
+from pipeline.config_checks import label, warn
 from pipeline.data.load_rows import load_rows
 from pipeline.data.mixed_rows import MixedRows, mix_rows
-from pipeline.data.split_rows import split_rows
+from pipeline.data.split_rows import split_rows, without_holdout
 from pipeline.endpoint.openai_endpoint import AGENT_ENV, OpenAIEndpoint
 from pipeline.environments.probe import describe_environment, describe_environments
 from pipeline.environments.source import EnvSource
@@ -209,6 +209,8 @@ def _make_part(config: EnvironmentConfig, name: str, rows: Rows | None, held: Ro
             rows, held = split_rows(rows, config.holdout)
         except ConfigError as error:
             raise ConfigError(f"The rows of {name!r}: {error}") from error
+    elif held:
+        rows = _without(rows, held, config, name)
     return Part(
         name=name,
         env=env or OUTSIDE,
@@ -217,6 +219,19 @@ def _make_part(config: EnvironmentConfig, name: str, rows: Rows | None, held: Ro
         holdout_rows=held,
         weight=getattr(config, "weight", 1.0),
     )
+
+
+def _without(rows: Rows, held: Rows, config: EnvironmentConfig, name: str) -> Rows:
+    """The rows but those that are in the file of held-out rows, too: a run measures only the first of that file."""
+    left = without_holdout(rows, held)
+    if not left:
+        raise ConfigError(
+            f"All rows of {name!r} are in {label(config, 'eval_data')}, too, and none is left to train; name another "
+            "file."
+        )
+    if len(left) < len(rows):
+        warn(f"{len(rows) - len(left)} of {len(rows)} rows of {name} are held out, too, and are left out of training.")
+    return left
 
 
 def _open_task(config: EnvironmentConfig, name: str, seed: int, language: str) -> Part:

@@ -105,6 +105,18 @@ def test_held_out_rows_may_have_a_file_of_their_own(here):
     assert workload.engine_arguments(1.0)["env_arguments"] == arguments
 
 
+def test_rows_of_the_file_of_held_out_ones_are_never_trained(here):
+    """Also those behind the first few that the run itself measures: `headway eval RUN_DIR` takes all of them."""
+    (here / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS[5:]))
+    own = ("--reward", "envs.py:score", "--data", "rows.jsonl", "--eval-data", "test.jsonl", "--eval-every", "1")
+    with pytest.warns(UserWarning, match="3 of 8 rows of envs.py:score are held out, too"):
+        workload = opened(*own, "--eval-rows", "1")
+    assert (workload.train_rows(), workload.rows_to_measure(1, "")) == (ROWS[:5], ROWS[5:6])
+    assert workload.describe()["envs.py:score"]["train_rows"] == 5
+    (here / "test.jsonl").write_text((here / "rows.jsonl").read_text())
+    assert "All rows of 'envs.py:score' are in --eval-data, too" in refusal(*own)
+
+
 def test_a_mix_names_each_row_and_measures_each_environment_in_turn(here):
     (here / "mix.toml").write_text(
         'holdout = 2\n[[environment]]\nenv = "envs.py:Own"\nweight = 3\n'

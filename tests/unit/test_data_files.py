@@ -204,7 +204,18 @@ def write_rows(saved, *rows):
     return saved("rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
 
-@pytest.mark.parametrize("prompt", ["x", [{"role": "user", "content": "x"}, {"role": "assistant", "content": ""}]])
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": {}}}
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "x",
+        [{"role": "user", "content": "x"}, {"role": "assistant", "content": ""}],
+        [{"role": "assistant", "content": "", "tool_calls": [CALL]}],
+    ],
+    ids=["text", "messages", "call"],
+)
 def test_prompts_are_text_or_messages(saved, prompt):
     assert rl.load_rows(write_rows(saved, {"q": prompt}), prompt_field="q") == [{"q": prompt}]
 

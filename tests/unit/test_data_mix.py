@@ -132,6 +132,16 @@ def test_splits_that_leave_nothing_are_refused(holdout, error, part):
         rl.split_rows(MATH, holdout)
 
 
+def test_share_of_less_than_a_row_holds_out_one():
+    assert len(rl.split_rows(MATH, 0.01)[1]) == 1
+
+
+@pytest.mark.parametrize(("rows", "part"), [([{}, 3], "Row 1 is 3"), ("rows", "rows is str")])
+def test_split_of_what_is_no_rows_is_refused(rows, part):
+    with pytest.raises(rl.ConfigTypeError, match=part):
+        rl.split_rows(rows, 1)
+
+
 def test_split_of_equal_rows_is_refused():
     with pytest.raises(rl.ConfigError, match="so many are equal that none would be left to train"):
         rl.split_rows([{"q": 1}, {"q": 1}], 1)
@@ -177,6 +187,14 @@ def test_shuffle_follows_the_seed():
     orders = [rows_of(make_rules(config(shuffle=True, seed=seed), rows=rows, steps=10), 10) for seed in (1, 1, 2)]
     assert orders[0] == orders[1] != orders[2]
     assert rows_of(make_rules(config(), rows=rows, steps=10), 10)[:20] == list(range(20))
+
+
+def test_mix_is_shuffled_part_by_part():
+    mixed = rl.mix_rows({"math": [{"q": index} for index in range(20)], "search": SEARCH}, weights={"math": 10})
+    rows = rows_of(make_rules(config(shuffle=True, max_staleness=0), rows=mixed, steps=22), 22)
+    first, second = ([row for row in rows if row < 20][start : start + 20] for start in (0, 20))
+    assert sorted(first) == sorted(second) == list(range(20))
+    assert first != second and list(range(20)) not in (first, second)
 
 
 def test_mix_can_not_end():
