@@ -1,7 +1,8 @@
 """Environments in a thread of the supervisor: for classes that no other process can import (a script's own
 `__main__`, a notebook).
 
-It answers the same calls as an environment process. A call that never returns can be named here, but not ended.
+It answers the same calls as an environment process, and users' code gets and gives copies as it does there: whatever it
+does to a row, the row's other trajectories get it as it was. A call that never returns can be named, but not ended.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from pipeline.environments.activity import ActivityBoard
 from pipeline.environments.host import LOGGER, EnvironmentHost
 from pipeline.environments.load import MakeEnv
 from pipeline.environments.resumed_loop import run_to_end
+from workers.message_codec import decode, encode
 from workers.messages import EnvironmentReplies, EnvironmentReply, Environments, Message
 
 CLOSE_SECONDS = 10.0
@@ -53,8 +55,8 @@ class EnvironmentThread:
         self._thread.start()
 
     def send(self, message: Environments) -> None:
-        """From the run's loop."""
-        self._loop.call_soon_threadsafe(self._take, message)
+        """From the run's loop. Raises as `encode` does for what is no plain value."""
+        self._loop.call_soon_threadsafe(self._take, _copy(message))
 
     def close(self) -> None:
         """Close all environments and end the thread, within CLOSE_SECONDS."""
@@ -96,4 +98,9 @@ class EnvironmentThread:
     def _flush(self) -> None:
         replies, self._replies = self._replies, []
         if not self._run_loop.is_closed():
-            self._run_loop.call_soon_threadsafe(self._receive, EnvironmentReplies(replies=replies))
+            self._run_loop.call_soon_threadsafe(self._receive, _copy(EnvironmentReplies(replies=replies)))
+
+
+def _copy(message: Message) -> Message:
+    """What a process at the other end of a link would get."""
+    return decode(encode(message, 0))[1]

@@ -110,6 +110,20 @@ def test_file_that_is_no_parquet_is_refused(tmp_path):
         assert "b.parquet can't be read as what its name says" in refusal(tmp_path / "b.parquet")
 
 
+def test_value_that_was_changed_behind_its_checksum_is_refused(tmp_path):
+    """Nothing else would show it: it is a number as good as the other."""
+    plain = {"compression": "NONE", "use_dictionary": False}
+    path = parquet(tmp_path, {"a": [1000, 2001, 3000]}, write_page_checksum=True, **plain)
+    path.write_bytes(path.read_bytes().replace((2001).to_bytes(8, "little"), (2002).to_bytes(8, "little")))
+    assert "rows.parquet can't be read as what its name says" in refusal(path)
+
+
+def test_rows_are_counted_through_all_batches(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.data.arrow_rows.BATCH_ROWS", 2)
+    path = parquet(tmp_path, {"q": ["a", "b", "c", "d", ""]})
+    assert "row 4 has an empty prompt" in refusal(path, prompt_field="q")
+
+
 def test_file_without_rows_is_refused(tmp_path):
     assert "has no rows" in refusal(parquet(tmp_path, {"a": pa.array([], pa.string())}))
 

@@ -116,6 +116,8 @@ def test_first_ten_bad_lines_are_listed_and_the_others_counted(saved):
     said = refusal(path)
     assert said.startswith(f"{path}: 500 lines can't be used: line 2 is not")
     assert "line 20 is" in said and "line 22" not in said and "; and 490 more. " in said
+    path.write_text(path.read_text() + "3\n")
+    assert refusal(path).endswith("; and 491 more. Correct what is written there.")  # nothing of what isn't listed
 
 
 # --- JSON ---------------------------------------------------------------------------------------------------------
@@ -143,6 +145,7 @@ def test_json_is_one_list_of_objects(saved):
         ('[{"a": 1}]\n[]', "line 2 is not valid JSON: nothing may follow the list, not '['"),
         ('[{"a": 1},\n {"a": 2, "a": 3}]', "line 2 has the field 'a' twice"),
         ('[{"a": 1},\n 5]', "row 1 (line 2) is 5, not an object"),
+        ('[{"a": 1},\n\n {"a": 1},\n {"a": 2},\n 5]', "row 3 (line 5) is 5, not an object"),
         ('[{"b": 1}, {"a": 1}, {"c": 1}]', "2 rows can't be used: row 0 (line 1) has no field 'a'"),
     ],
 )

@@ -4,7 +4,7 @@ import datetime
 
 import pytest
 
-from pipeline.dataset import check_rows, why_not_plain
+from pipeline.dataset import check_rows, row_id, why_not_plain
 from pipeline.errors import ConfigTypeError
 
 FINE = {"number": 3, "text": "é", "list": [1, 2.5, None, True], "nested": {"a": {"b": b"x"}}}
@@ -46,3 +46,10 @@ def test_what_is_nested_too_deep_for_those_who_walk_it_is_not_plain():
     for _ in range(99):
         deep = [deep]
     assert why_not_plain(deep) is None and why_not_plain([deep]) == "at most 100 levels"
+
+
+@pytest.mark.parametrize(
+    ("value", "found"), [("x", "x"), (7, 7), (0, 0), (True, None), (1.0, None), ([1], None), (None, None)]
+)
+def test_id_is_text_or_a_whole_number(value, found):
+    assert row_id({"id": value}) == found and row_id({}) is None

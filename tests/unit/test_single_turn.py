@@ -108,6 +108,23 @@ def test_function_that_no_other_process_can_import_runs_in_a_thread(reward):
     assert single(Graders().bound).runs_in_thread
 
 
+def test_turn_is_scored_by_another_instance_when_its_process_is_lost():
+    """Nothing that was sampled is thrown away."""
+    makers, name = single(matches).load_makers()
+
+    async def run():
+        host = EnvironmentHost(makers, timeout=60.0, name=name)
+        begun = await host.handle(EnvironmentCall(1, 0, 0, "reset", {"row": ROW, "seed": 0}))
+        story = {"row": ROW, "seed": 0, "messages": begun.result["messages"], "turns": []}
+        await host.handle(EnvironmentCall(2, 0, 1, "restore", story))
+        scored = await host.handle(EnvironmentCall(3, 0, 1, "turn", turn(text="4")))
+        await host.close()
+        return begun, scored
+
+    begun, scored = asyncio.run(run())
+    assert (begun.result["recovery"], scored.result["reward"]) == ("stateless", 1.0)
+
+
 def test_turn_that_calls_a_tool_is_the_end_too():
     _, reply = roll_out(single(matches), ROW, text="4", calls=[("search", {"q": "?"})])
     assert reply.result["messages"] is None and reply.result["reward"] == 1.0
