@@ -52,6 +52,11 @@ class Raises(Search):
         raise RuntimeError("closing fails")
 
 
+class Half(Search):
+    def __init__(self):
+        raise rl.ConfigError("half of a pair: \ud83d")
+
+
 class Stays(Search):
     """Leaves a process and a thread behind, and reads from stdin."""
 

@@ -59,6 +59,7 @@ def test_class_that_no_other_process_can_import_is_asked_here(capfd):
     [
         ("Serch", {}, rl.ConfigError, "has no 'Serch'. Did you mean Search?"),
         ("Raises", {}, rl.ConfigError, r"Raises\(\) failed: .*probed.py line \d+: KeyError: 'no\\nkey'. Correct it."),
+        ("Half", {}, rl.ConfigError, r"^half of a pair: \?$"),  # no message carries what stood there
     ],
 )
 def test_what_the_process_finds_wrong_is_raised_here(name, arguments, error, fault):
