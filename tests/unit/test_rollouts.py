@@ -217,3 +217,24 @@ def test_without_replacement_a_failure_ends_the_run():
     script = [group(member(2), member(9))]
     with pytest.raises(TrajectoryError, match="It broke."):
         Played(script, hosts=FailingHosts(script, (0, 0)), completion=WAIT, budget={}, concurrency=2)
+
+
+def environment_seeds(seed):
+    """By (group, member), of a run with this seed."""
+    found = {}
+
+    class Noting(Hosts):
+        def _take(self, client, call):
+            if call.call == "reset":
+                found[call.group, call.member] = call.argument["seed"]
+            super()._take(client, call)
+
+    script = [group(member(1), member(1)) for _ in range(2)]
+    Played(script, hosts=Noting(script), completion=WAIT, budget={}, concurrency=4, seed=seed)
+    return found
+
+
+def test_environments_have_seeds_of_their_own_that_follow_from_the_runs():
+    first, again, other = environment_seeds(1), environment_seeds(1), environment_seeds(2)
+    assert first == again and len(first) == 4
+    assert len({*first.values(), *other.values()}) == 8

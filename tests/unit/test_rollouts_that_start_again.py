@@ -29,13 +29,13 @@ class LosingHosts(Hosts):
                 loop.call_at(tick, self._die, client)
         super().send(client, message)
 
-    def _die(self, client):
+    def _die(self, client, suspects=()):
         for timer, _ in self._working.values():
             timer.cancel()
         self._working.clear()
         calls = [call for _, call, *_ in client._pending.values()]
         requests = [call.request for call in calls if (call.group, call.member) == self._fails]
-        client.lost(0, "it died", dict.fromkeys(requests, "It hung."))
+        client.lost(0, "it died", dict.fromkeys(requests, "It hung."), suspects)
         asyncio.get_running_loop().call_later(DOWN_TICKS, client.back, 0)
 
 
@@ -143,8 +143,7 @@ def test_what_a_new_start_throws_away_does_not_close_its_group():
     assert result.trajectories[2].generated_tokens == 8
 
 
-@pytest.mark.parametrize("stragglers", ["truncate", "discard"])
-def test_a_straggler_that_is_stopped_and_lost_leaves_nothing(stragglers):
+def play_stopped(stragglers, fails=None, **options):
     """Member 2 waits for its tool when member 3 closes the group at 90, and its process dies right then."""
     script = [group(member(1), member(1), member(2, 2, tool_ticks=1000), member(20))]
 
@@ -156,15 +155,45 @@ def test_a_straggler_that_is_stopped_and_lost_leaves_nothing(stragglers):
     events = Events()
     played = Played(
         script,
-        hosts=Slow(script, 95),
+        hosts=Slow(script, 95, fails=fails),
         completion={"mode": "deadline", "max_straggler_tokens": 8, "on_stragglers": stragglers},
         budget={"segment_tokens": 4},
         concurrency=8,
         events=events,
+        **options,
     )
+    return played, events
+
+
+@pytest.mark.parametrize("stragglers", ["truncate", "discard"])
+def test_a_straggler_that_is_stopped_and_lost_leaves_nothing(stragglers):
+    played, events = play_stopped(stragglers)
     assert events.of("retry") == []
     discarded = {event["trajectory"]: event["tokens"] for event in events.of("discarded")}
     assert discarded["0.2"] == 2
     generated = sum(event["tokens"] for event in events.of("segment"))
     assert generated == sum(event["tokens"] for kind in ("trajectory", "discarded") for event in events.of(kind))
     assert_nothing_is_left(played)
+
+
+def test_tokens_of_a_failed_group_are_without_those_of_a_straggler_that_was_lost():
+    played, events = play_stopped("truncate", fails=(0, 3), replace_failed=True)
+    ((_, failed),) = played.results
+    assert [(event["trajectory"], event["tokens"]) for event in events.of("discarded")] == [("0.2", 2)]
+    assert failed.cause == "It hung."
+    assert failed.tokens == sum(event["tokens"] for event in events.of("segment")) - 2
+    assert_nothing_is_left(played)
+
+
+def test_deaths_do_not_count_against_the_next_group_of_that_number():
+    """Every evaluation numbers its groups anew."""
+
+    class Suspecting(LosingHosts):
+        def _die(self, client):
+            suspects = list(client._pending)
+            super()._die(client, suspects)
+
+    script = [group(member(2, tool_ticks=50))]
+    played = Played(script, hosts=Suspecting(script, 30, 90), completion=WAIT, budget={}, concurrency=8)
+    assert played.results[0][1].members == [0]
+    assert not played.run.environments._deaths
