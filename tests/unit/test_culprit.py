@@ -55,6 +55,12 @@ def test_a_step_that_does_not_end_is_blamed_on_its_call():
     assert verdict(silent(3, loop=entry(1, 9))).blamed == found.blamed  # it had used time before this step
 
 
+def test_a_short_silence_counts_where_calls_are_short():
+    late = silent(2, loop=entry(1, 9))
+    assert [one.request for one in verdict(late, silence=SECOND).blamed] == [1]
+    assert verdict(late) is None
+
+
 def test_a_step_that_is_new_since_the_look_before_is_left_alone():
     look = silent(3, loop=entry(2, 9))
     assert verdict(look, before=look._replace(loop=entry(1, 9))) is None

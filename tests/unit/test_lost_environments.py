@@ -114,6 +114,7 @@ def test_another_host_goes_on_with_all_that_was_said(recovery):
         restored = []
         environment = await hosts.opened(recovery, **({"snapshot": {"at": 0}} if snapshot else {}))
         environment.on_restored = lambda: restored.append(True)
+        environment.on_lost = lambda: pytest.fail("nothing of it is lost")
         first = {"text": "a", "unseen": [{"messages": ["b"]}]}
         task = await hosts.ask(environment, "turn", **first)
         await hosts.answer(0, {"messages": ["c"], "max_turn_tokens": None, "loss_mask_end": 5} | snapshot)
@@ -231,3 +232,32 @@ def test_a_group_that_is_in_user_code_at_too_many_deaths_fails_and_nobody_else()
     assert all(isinstance(error, EnvironmentLost) for pair in before for error in pair)
     assert isinstance(last[0], TrajectoryError) and isinstance(last[1], EnvironmentLost)
     assert str(last[0]).startswith("reset of trajectory 1.0 was in user code, as its group had been at 2 deaths")
+
+
+def test_members_of_one_group_that_are_in_user_code_at_one_death_count_once():
+    async def test(hosts):
+        for _ in range(MAX_DEATHS - 1):
+            tasks = [await hosts.ask(hosts.client.open(1, member), "reset") for member in range(2 * MAX_DEATHS)]
+            suspects = [call.request for calls in hosts.calls for call in calls]
+            hosts.client.lost(0, "it died", {}, suspects)
+            hosts.client.lost(1, "its parent died", {})
+            hosts.client.back(0)
+            hosts.client.back(1)
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(isinstance(end, EnvironmentLost) for end in ends)
+
+    play(test)
+
+
+def test_what_was_not_yet_sent_to_a_lost_process_is_not_sent_to_the_next():
+    async def test(hosts):
+        environment = await hosts.opened("drop")
+        task = asyncio.ensure_future(environment.call("turn", {"text": "a"}))
+        await asyncio.sleep(0)  # it is asked, and goes out at the end of this tick
+        hosts.client.lost(0, "it died", {})
+        hosts.client.back(0)
+        await settle()
+        assert isinstance(task.exception(), EnvironmentLost)
+        assert [call.call for call in hosts.calls[0]] == ["reset"]
+
+    play(test)
