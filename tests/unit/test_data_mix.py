@@ -182,6 +182,12 @@ def test_shuffled_finite_dataset_has_each_row_once():
     assert sorted(rows_of(rules, 2)) == [0, 1, 2, 3]
 
 
+def test_finite_dataset_has_each_row_once_also_when_a_group_is_replaced():
+    """Its last batch is then shorter."""
+    rules = make_rules(config(shuffle=True, repeat_dataset=False, max_staleness=0), rows=MATH, steps=2)
+    assert sorted(rows_of(rules, 2, replaced=(1,))) == [0, 1, 2, 3]
+
+
 def test_shuffle_follows_the_seed():
     rows = [{"q": index} for index in range(30)]
     orders = [rows_of(make_rules(config(shuffle=True, seed=seed), rows=rows, steps=10), 10) for seed in (1, 1, 2)]
