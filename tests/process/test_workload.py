@@ -159,6 +159,12 @@ def test_what_cannot_be_is_told_before_a_model_is_opened(here, options, parts):
         assert part in message
 
 
+def test_rows_for_a_reward_have_prompts_unless_told_otherwise(here):
+    (here / "bare.jsonl").write_text('{"prompt": "a"}\n{"prompt": ""}\n{"q": 1}\n')
+    message = refusal("--reward", "envs.py:score", "--data", "bare.jsonl")
+    assert "line 2 has an empty prompt" in message and "line 3 has no field 'prompt'" in message
+
+
 def test_in_a_mix_the_environment_at_fault_is_named(here):
     (here / "mix.toml").write_text('[[environment]]\nenv = "envs.py:Own"\n[[environment]]\nenv = "envs.py:Bare"\n')
     assert "The environment 'Bare' brings no rows of its own; add data" in refusal("--config", "mix.toml")
