@@ -44,6 +44,8 @@ class AgentEnv(Env):
                     f"the agent returned {outcome!r:.200}; it returns a number, or a dict of reward and metrics"
                 )
             outcome, metrics = outcome["reward"], outcome.get("metrics") or {}
+            if not isinstance(metrics, Mapping):
+                raise TypeError(f"the agent's metrics are {metrics!r:.200}; they are numbers by name")
         self._reward = outcome
         return TurnResult(done=True, metrics=metrics)
 

@@ -34,6 +34,10 @@ async def unsure(row, base_url, api_key):
     return {"score": 1.0}
 
 
+async def listing(row, base_url, api_key):
+    return {"reward": 1.0, "metrics": ["steps"]}
+
+
 async def nothing(row, base_url, api_key):
     pass
 
@@ -76,6 +80,7 @@ def test_what_an_agent_returns_is_the_reward():
     ("agent", "says"),
     [
         ("unsure", "the agent returned {'score': 1.0}; it returns a number, or a dict of reward and metrics"),
+        ("listing", "the agent's metrics are ['steps']; they are numbers by name"),
         ("nothing", "the reward is None, which is no finite number"),
     ],
 )

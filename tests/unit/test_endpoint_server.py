@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import stat
 
 import aiohttp
 import pytest
@@ -56,7 +57,7 @@ class Driven:
 class Played:
     """A server with one rollout, and a client."""
 
-    def __init__(self, http):
+    def __init__(self, http, address_file=None):
         self.errors = []
         self.sessions = Sessions(asyncio.get_running_loop().time)
         self.server = EndpointServer(
@@ -67,6 +68,7 @@ class Played:
             served=Served("headway", 1.0, 1.0, -1),
             sessions=self.sessions,
             on_error=self.errors.append,
+            address_file=address_file,
         )
         self.driven = Driven()
         self.session, self.token = self.sessions.open(self.driven, {"row": {"n": 1}})
@@ -94,10 +96,10 @@ class Played:
         return status, answer["error"]["code"], answer["error"]["param"]
 
 
-def play(script):
+def play(script, **options):
     async def whole():
         async with asyncio.timeout(30.0), aiohttp.ClientSession() as http:
-            played = Played(http)
+            played = Played(http, **options)
             await played.server.start()
             try:
                 return await script(played)
@@ -138,7 +140,11 @@ def test_what_is_refused_is_counted():
         refused = played.refused
         assert await refused(*complete, ASK, token="wrong") == (401, "invalid_api_key", None)
         assert await refused(*complete, ASK, token=KEY) == (401, "invalid_api_key", None)
-        assert await refused(*complete, ASK, headers={"Authorization": "Basic abc"}) == (401, "invalid_api_key", None)
+        assert await refused(*complete, ASK, headers={"Authorization": f"Basic {played.token}"}) == (
+            401,
+            "invalid_api_key",
+            None,
+        )
         assert await refused(*complete, ASK, headers={"Authorization": "Bearer "}) == (401, "invalid_api_key", None)
         assert await refused(*rollouts, {}, token=played.token) == (401, "invalid_api_key", None)
         assert await refused("GET", "/v1/models", token="ä") == (401, "invalid_api_key", None)
@@ -202,6 +208,29 @@ def test_a_body_that_is_too_large_is_refused(monkeypatch):
     play(script)
 
 
+def test_the_address_is_there_for_its_owner_while_the_server_is(tmp_path):
+    path = tmp_path / "endpoint.json"
+
+    async def script(played):
+        assert json.loads(path.read_text()) == {"url": played.server.url, "api_key": KEY, "model": "headway"}
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+    play(script, address_file=path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_clients_are_told_not_to_try_again_what_is_refused():
+    async def script(played):
+        headers = {"Authorization": "Bearer wrong"}
+        async with (
+            aiohttp.ClientSession(headers=headers) as http,
+            http.get(played.server.base_url + "/models") as answer,
+        ):
+            assert (answer.status, answer.headers["x-should-retry"]) == (401, "false")
+
+    play(script)
+
+
 def test_only_this_machine_is_let_in():
     async def script(played):
         assert played.server._socket.getsockname()[0] == "127.0.0.1"
@@ -240,6 +269,22 @@ def test_a_harness_that_goes_away_leaves_the_rollout_to_others():
             await asyncio.sleep(0.01)
         _, token = played.sessions.open(Driven(), {"row": {"n": 2}})
         assert (await second)[1]["api_key"] == token
+
+    play(script)
+
+
+def test_a_rollout_whose_offer_could_not_be_sent_is_offered_again(monkeypatch):
+    async def broken(response, data=b""):
+        monkeypatch.undo()
+        raise ConnectionResetError
+
+    async def script(played):
+        monkeypatch.setattr(server_module.web.Response, "write_eof", broken)
+        request = f"POST /rollouts HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n\r\n"
+        await played.raw(request.encode())
+        assert not played.session.taken and not played.errors
+        status, offer = await played.call("POST", "/rollouts", {}, token=KEY)
+        assert (status, offer["api_key"]) == (200, played.token) and played.session.taken
 
     play(script)
 

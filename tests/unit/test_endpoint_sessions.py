@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from pipeline.endpoint import sessions as sessions_module
 from pipeline.endpoint.refusal import Refusal
 from pipeline.endpoint.sessions import Sessions, same_token
 from tests import virtual_clock
@@ -84,3 +85,29 @@ def test_one_that_goes_away_as_a_rollout_comes_leaves_it_to_the_next():
 def test_tokens_are_compared_whole():
     assert same_token("abc", "abc") and not same_token("abd", "abc") and not same_token("ab", "abc")
     assert not same_token("ü", "abc")
+
+
+def test_a_rollout_that_comes_back_is_the_next_one():
+    async def test(sessions):
+        sessions.open(None, {"n": 1})
+        later, _ = sessions.open(None, {"n": 2})
+        first, token = await sessions.take(0.0)
+        assert first.taken
+        sessions.put_back(first, token)
+        assert not first.taken, "it waits for a harness as before"
+        assert await sessions.take(0.0) == (first, token)
+        assert (await sessions.take(0.0))[0] is later
+
+    play(test)
+
+
+def test_of_spent_tokens_the_oldest_is_forgotten(monkeypatch):
+    monkeypatch.setattr(sessions_module, "MAX_SPENT", 2)
+
+    async def test(sessions):
+        opened = [sessions.open(None, None) for _ in range(3)]
+        for session, _ in opened:
+            sessions.close(session)
+        assert [sessions.is_spent(token) for _, token in opened] == [False, True, True]
+
+    play(test)
