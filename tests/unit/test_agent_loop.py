@@ -1,12 +1,14 @@
 """Rollouts that agents drive: exact ids whatever an agent asks, within its budget."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
+from pipeline.chat.format import Rendered
 from pipeline.endpoint.chat_request import ChatRequest
 from pipeline.endpoint.refusal import Refusal
-from tests.unit.played_agent import SECONDS_A_REQUEST, A, B, C, letters, play, refused, said, user
+from tests.unit.played_agent import SECONDS_A_REQUEST, A, B, C, LetterChat, letters, play, refused, said, user
 
 PROMPT = [*letters(A), 50]
 B_FOLLOWS, C_FOLLOWS = [*letters(B), 50], [*letters(C), 50]
@@ -39,6 +41,54 @@ def test_an_answer_brings_the_log_probs_and_versions_of_all_its_segments():
         assert [limit for _, limit in agent.requests] == [2, 2]
 
     play([(1, 2), (3, 0)], script, segment_tokens=2)
+
+
+def test_each_segment_has_its_own_version_and_the_first_says_what_was_cached():
+    async def script(agent):
+        first, second = agent._segments
+        agent._segments = [replace(first, version=5, cached=3), replace(second, version=6, cached=8)]
+        answer = await agent.ask(A)
+        assert list(answer.versions) == [5, 5, 6, 6] and answer.cached_tokens == 3
+
+    play([(1, 2), (3, 0)], script, segment_tokens=2)
+
+
+def test_a_state_of_another_run_with_as_many_tokens_is_another_state():
+    async def script(agent):
+        first = await agent.ask(A)
+        await agent.ask(B)
+        await agent.ask(A, said(first), C)
+        assert agent.spans[-2:] == [(2, "prompt", [*PROMPT, 1, 0, *C_FOLLOWS]), (2, "generated", [3, 0])]
+
+    play([(1, 0), (2, 0), (3, 0)], script)
+
+
+def test_a_branch_that_the_template_writes_in_another_way_is_rendered_whole():
+    class Rewriting(LetterChat):
+        def render_reply(self, history, turn, messages, tools):
+            return Rendered(self._rendered([*history, *messages]), rewrites=True)
+
+    async def script(agent):
+        first = await agent.ask(A)
+        await agent.ask(B)
+        await agent.ask(A, said(first), C)
+        assert agent.spans[-2] == (2, "prompt", [*letters(A), *letters(C), 50])
+
+    play([(1, 0), (2, 0), (3, 0)], script, chat=Rewriting())
+
+
+def test_a_run_that_began_with_other_tools_goes_on_with_them():
+    class Telling(LetterChat):
+        def render_reply(self, history, turn, messages, tools):
+            return Rendered([60] * len(tools) + self._rendered(messages))
+
+    async def script(agent):
+        await agent.ask(A)
+        second = await agent.ask(B, tools=[LOOK])
+        await agent.ask(B, said(second), C, tools=[LOOK])
+        assert agent.spans[-2] == (1, "framing", [60, *C_FOLLOWS])
+
+    play([(1, 0), (2, 0), (3, 0)], script, chat=Telling())
 
 
 def test_calls_and_their_results_go_on_too():

@@ -64,3 +64,9 @@ def test_keys_are_made_anew_and_an_agents_path_is_whole(tmp_path, monkeypatch):
 def test_nothing_of_aiohttp_is_loaded_before_it_is_used():
     code = "import sys, pipeline; pipeline.OpenAIEndpoint(); print({'aiohttp', 'torch'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+def test_an_agents_one_call_is_bound_by_idle_timeout_alone():
+    endpoint = rl.OpenAIEndpoint("my_agents:solve", idle_timeout=7.0)
+    assert endpoint.call_timeout(5.0) > 1e6 and endpoint.start_config(5.0, None)["timeout"] > 1e6
+    assert endpoint.silence_timeout(5.0) == 7.0

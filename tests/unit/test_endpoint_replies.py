@@ -97,3 +97,8 @@ def test_log_probs_are_those_of_each_sampled_id():
     assert streamed.content == content
     assert whole(given).choices[0].logprobs is None
     assert all(chunk.choices[0].logprobs is None for chunk in chunks(given))
+
+
+def test_a_stream_has_the_log_probs_of_a_turn_of_calls_alone():
+    (part,) = [chunk.choices[0] for chunk in chunks(answer("", [LOOK]), logprobs=True) if chunk.choices[0].logprobs]
+    assert [one.logprob for one in part.logprobs.content] == [-0.5, -1.0, -1.5] and part.delta.content == ""
