@@ -68,5 +68,5 @@ def test_nothing_of_aiohttp_is_loaded_before_it_is_used():
 
 def test_an_agents_one_call_is_bound_by_idle_timeout_alone():
     endpoint = rl.OpenAIEndpoint("my_agents:solve", idle_timeout=7.0)
-    assert endpoint.call_timeout(5.0) > 1e6 and endpoint.start_config(5.0, None)["timeout"] > 1e6
+    assert endpoint.call_timeout(5.0) > 1e6 and endpoint.start_config(5.0, None)["environment_timeout"] > 1e6
     assert endpoint.silence_timeout(5.0) == 7.0
