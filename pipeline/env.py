@@ -284,6 +284,13 @@ def as_messages(value: Any, source: str) -> list[ChatMessage]:
     return list(value)
 
 
+def is_empty_prompt(prompt: str | list[ChatMessage]) -> bool:
+    """Whether a text, or a list of messages, says nothing at all."""
+    if isinstance(prompt, str):
+        return not prompt.strip()
+    return not any(message["content"].strip() or message.get("tool_calls") for message in prompt)
+
+
 def _list_of(value: Any) -> list:
     return value if isinstance(value, list) else [value]
 

@@ -269,6 +269,8 @@ def _environment_of(config: EnvironmentConfig) -> tuple[str | None, dict[str, An
     arguments = {"reward": config.reward, "prompt_field": config.prompt_field or PROMPT_FIELD}
     if config.system_prompt is not None:
         arguments["system_prompt"] = config.system_prompt
+    if config.allow_empty_prompts:
+        arguments["allow_empty_prompts"] = True
     return SINGLE_TURN, arguments
 
 

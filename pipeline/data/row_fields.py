@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeline.config_checks import shown, suggestion
 from pipeline.data.bad_rows import BadRows
-from pipeline.env import as_messages
+from pipeline.env import as_messages, is_empty_prompt
 from pipeline.errors import ConfigError, ConfigTypeError
 
 _SHOWN_FIELDS = 8  # of those that a row has instead
@@ -71,7 +71,7 @@ class RowFields:
                 f"has {prompt!r:.80} as its prompt ({name!r})",
                 'A prompt is text, or a list of messages {"role": …, "content": text} that is not empty.',
             )
-        elif not self.allow_empty_prompts and _is_empty(prompt):
+        elif not self.allow_empty_prompts and is_empty_prompt(prompt):
             bad.add(
                 place,
                 f"has an empty prompt ({name!r} is {prompt!r:.60})",
@@ -111,12 +111,6 @@ def _listed(names: Iterable[str]) -> str:
     names = [f"{name!r:.40}" for name in names]
     more = f" and {len(names) - _SHOWN_FIELDS} more" if len(names) > _SHOWN_FIELDS else ""
     return (", ".join(names[:_SHOWN_FIELDS]) or "none") + more
-
-
-def _is_empty(prompt: str | list[dict[str, Any]]) -> bool:
-    if isinstance(prompt, str):
-        return not prompt.strip()
-    return not any(message["content"].strip() or message.get("tool_calls") for message in prompt)
 
 
 def _is_conversation(prompt: Any) -> bool:

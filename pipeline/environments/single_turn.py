@@ -2,11 +2,11 @@
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from pipeline.config_checks import shown, suggestion
-from pipeline.env import ChatMessage, Env, TrajectoryView, TurnResult, as_messages
+from pipeline.env import ChatMessage, Env, TrajectoryView, TurnResult, as_messages, is_empty_prompt
 from pipeline.errors import ConfigError, ConfigTypeError
 from workers.errors import ImportPathError
 from workers.import_path import find_object
@@ -21,23 +21,36 @@ class SingleTurn(Env):
     reward: `reward(text, row)`, plain or `async`, or its path `module:function` or `path/to/file.py:function`. It gets
     the text of the model's turn and the whole row, and gives a finite number; anything else fails the trajectory.
     prompt_field: the row's entry that is the prompt, text or a list of messages. system_prompt: goes before it, unless
-    the messages begin with one of their own. What the budget cuts short is worth 0, as in any `Env`. Raises ConfigError
+    the messages begin with one of their own. allow_empty_prompts: rows whose prompt is empty are no mistake. What the
+    budget cuts short is worth 0, as in any `Env`. Raises ConfigError
     or ConfigTypeError.
     """
 
     recovery = "stateless"  # whoever scores the turn needs nothing of its reset
 
-    def __init__(self, reward: Reward | str, *, prompt_field: str = "prompt", system_prompt: str | None = None) -> None:
+    def __init__(
+        self,
+        reward: Reward | str,
+        *,
+        prompt_field: str = "prompt",
+        system_prompt: str | None = None,
+        allow_empty_prompts: bool = False,
+    ) -> None:
         self._reward = _load(reward) if isinstance(reward, str) else check_reward(reward, shown(reward))
         if not isinstance(prompt_field, str) or not prompt_field:
             raise ConfigTypeError(f"SingleTurn.prompt_field is {shown(prompt_field)}; it names an entry of the rows.")
         if system_prompt is not None and not isinstance(system_prompt, str):
             raise ConfigTypeError(f"SingleTurn.system_prompt is {shown(system_prompt)}; it is a text.")
+        if not isinstance(allow_empty_prompts, bool):
+            raise ConfigTypeError(
+                f"SingleTurn.allow_empty_prompts is {shown(allow_empty_prompts)}; it is True or False."
+            )
         self._prompt_field = prompt_field
         self._system_prompt = system_prompt
+        self._allow_empty_prompts = allow_empty_prompts
 
     def reset(self, row: dict[str, Any]) -> Sequence[ChatMessage]:
-        messages = prompt_of(row, self._prompt_field, "The row")
+        messages = prompt_of(row, self._prompt_field, "The row", allow_empty=self._allow_empty_prompts)
         if self._system_prompt is None or (messages and messages[0]["role"] == "system"):
             return messages
         return [{"role": "system", "content": self._system_prompt}, *messages]
@@ -50,15 +63,23 @@ class SingleTurn(Env):
         return self._reward(traj.text, row)
 
 
-def prompt_of(row: dict[str, Any], prompt_field: str, what: str) -> list[ChatMessage]:
-    """The row's prompt as messages; ConfigError or ConfigTypeError, which begin with `what`, if it has none."""
+def prompt_of(row: Mapping[str, Any], prompt_field: str, what: str, *, allow_empty: bool) -> list[ChatMessage]:
+    """The row's prompt as messages; ConfigError or ConfigTypeError, which begin with `what`, if it has none, or an
+    empty one that isn't allowed.
+    """
     if prompt_field not in row:
         near = suggestion(prompt_field, filter(lambda key: isinstance(key, str), row))
         raise ConfigError(
             f"{what} has no {prompt_field!r}, only {', '.join(map(repr, row)) or 'nothing'}; SingleTurn.prompt_field "
             f"names the entry that is the prompt.{near}"
         )
-    return as_messages(row[prompt_field], f"{what}, as its {prompt_field!r},")
+    messages = as_messages(row[prompt_field], f"{what}, as its {prompt_field!r},")
+    if not allow_empty and is_empty_prompt(messages):
+        raise ConfigError(
+            f"{what} has an empty prompt ({prompt_field!r} is {row[prompt_field]!r:.60}). Write the prompt, or say "
+            "with allow_empty_prompts that it may be empty."
+        )
+    return messages
 
 
 def check_reward(reward: Any, name: str) -> Reward:

@@ -79,17 +79,18 @@ class EnvSource:
         """Raise ConfigError or ConfigTypeError unless every row of a mix names one of its environments, and every row
         for `SingleTurn` has a prompt.
         """
-        prompt_fields = {
-            name: part.arguments.get("prompt_field", "prompt")
-            for name, part in self.parts.items()
-            if part.env_class is SingleTurn
-        }
-        if not self.is_mix and not prompt_fields:
+        single_turns = {name: part.arguments for name, part in self.parts.items() if part.env_class is SingleTurn}
+        if not self.is_mix and not single_turns:
             return
         for index, row in enumerate(rows):
             name = self._name_for(row, f"{what} {index}")
-            if name in prompt_fields:
-                prompt_of(row, prompt_fields[name], f"{what} {index}")
+            if name in single_turns:
+                prompt_of(
+                    row,
+                    single_turns[name].get("prompt_field", "prompt"),
+                    f"{what} {index}",
+                    allow_empty=single_turns[name].get("allow_empty_prompts", False),
+                )
 
     def _name_for(self, row: Mapping[str, Any], what: str) -> str:
         if not self.is_mix:
@@ -138,7 +139,8 @@ class EnvSource:
 
 
 def single_turn_source(reward: Reward | str, arguments: dict[str, Any]) -> EnvSource:
-    """`SingleTurn` with this reward and its other arguments (`prompt_field`, `system_prompt`)."""
+    """`SingleTurn` with this reward and its other arguments (`prompt_field`, `system_prompt`,
+    `allow_empty_prompts`)."""
     _check_names(arguments, "env_arguments")
     if "reward" in arguments:
         raise ConfigError("reward is given, and env_arguments names it again; leave one of them out.")

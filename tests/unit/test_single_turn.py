@@ -181,6 +181,7 @@ def test_answer_comes_to_the_function_as_the_type_it_has_in_the_file():
         (lambda text, row, tokenizer: 0, {}, "missing a required argument: 'tokenizer'"),
         (matches, {"prompt": "question"}, "SingleTurn takes .*unexpected keyword argument 'prompt'"),
         (lambda text, row: 0, {"prompt_field": 3}, "SingleTurn.prompt_field is 3"),
+        (lambda text, row: 0, {"allow_empty_prompts": "no"}, "SingleTurn.allow_empty_prompts is 'no'"),
     ],
 )
 def test_what_can_be_no_reward_is_refused_before_anything_starts(reward, arguments, fault):
@@ -208,6 +209,8 @@ def test_what_can_be_no_reward_is_refused_where_it_is_imported(path, fault):
         ({"promt": "x"}, "Row 1 has no 'prompt', only 'promt'.* Did you mean promt?"),
         ({}, "Row 1 has no 'prompt', only"),
         ({"prompt": 7}, "Row 1, as its 'prompt', gave int"),
+        ({"prompt": " \n"}, r"Row 1 has an empty prompt \('prompt' is ' \\n'\). Write the prompt, or say"),
+        ({"prompt": []}, r"Row 1 has an empty prompt \('prompt' is \[\]\)"),
         ({"prompt": [{"role": "bot", "content": "x"}]}, "Row 1, as its 'prompt', gave the message"),
     ],
 )
@@ -218,6 +221,13 @@ def test_row_without_a_prompt_is_refused_before_anything_starts(row, fault):
     mix.check_rows([{"number": 3, "environment": "other"}, ROW | {"environment": "one"}])
     with pytest.raises((rl.ConfigError, rl.ConfigTypeError), match=fault):
         mix.check_rows([{"number": 3, "environment": "other"}, row | {"environment": "one"}])
+
+
+def test_empty_prompts_pass_where_they_are_allowed():
+    rows = [ROW, {"prompt": "", "answer": "4"}]
+    single(matches, allow_empty_prompts=True).check_rows(rows)
+    messages, _ = roll_out(single(matches, allow_empty_prompts=True), rows[1])
+    assert messages == [{"role": "user", "content": ""}]
 
 
 def test_engine_takes_a_reward_in_place_of_an_environment():
