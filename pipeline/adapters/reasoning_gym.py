@@ -170,7 +170,7 @@ def _tasks() -> dict[str, tuple[Callable, type]]:
     except ImportError as error:
         raise ConfigError(
             f"reasoning_gym's tasks need the package reasoning-gym, which can't be imported ({error}); install the "
-            "extra: pip install 'headway[tasks]'."
+            "extra: pip install -e '.[tasks]' in the checkout."
         ) from error
     return DATASETS
 

@@ -43,7 +43,7 @@ def _pyarrow(path: Path) -> Any:
     except ImportError as error:
         raise ConfigError(
             f"{path} is read by pyarrow, which can't be imported ({error}); install the extra: "
-            "pip install 'headway[data]', or save the rows as JSON Lines (.jsonl)."
+            "pip install -e '.[data]' in the checkout, or save the rows as JSON Lines (.jsonl)."
         ) from error
     return pyarrow
 

@@ -47,7 +47,7 @@ class OpenAIEndpoint(EnvSource):
         if importlib.util.find_spec("aiohttp") is None:
             raise ConfigError(
                 "OpenAIEndpoint needs the package aiohttp, which isn't installed; install the extra: "
-                "pip install 'headway[endpoint]'."
+                "pip install -e '.[endpoint]' in the checkout."
             )
         if agent is not None and not isinstance(agent, str):
             raise ConfigTypeError(

@@ -181,7 +181,7 @@ def _part(env: Any, arguments: Mapping[str, Any], which: str) -> EnvPart:
         if importlib.util.find_spec(package) is None:
             raise ConfigError(
                 f"env{which} is {env!r}, but the package {package} isn't installed; install the extra: "
-                f"pip install 'headway[{extra}]'."
+                f"pip install -e '.[{extra}]' in the checkout."
             )
         return EnvPart(path, None, {argument: name} | arguments)
     return EnvPart(checked_path(env, "environment", EXAMPLE), None, arguments)

@@ -109,7 +109,7 @@ def test_without_the_package_one_sentence_names_the_extra(monkeypatch):
         rl.RolloutEngine(rl.Supervisor(device="cpu"), "verifiers:two_questions")
     assert str(raised.value) == (
         "env is 'verifiers:two_questions', but the package verifiers isn't installed; install the extra: pip install "
-        "'headway[verifiers]'."
+        "-e '.[verifiers]' in the checkout."
     )
 
 

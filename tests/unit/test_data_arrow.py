@@ -174,4 +174,4 @@ def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
     path = parquet(tmp_path, {"a": [1]})
     monkeypatch.setitem(sys.modules, "pyarrow", None)  # as if it were not installed
     assert "is read by pyarrow, which can't be imported" in refusal(path)
-    assert "install the extra: pip install 'headway[data]'" in refusal(path)
+    assert "install the extra: pip install -e '.[data]' in the checkout" in refusal(path)

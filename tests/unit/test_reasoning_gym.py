@@ -167,7 +167,7 @@ def test_package_that_is_missing_is_named_with_its_extra(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert "ConfigError: reasoning_gym's tasks need the package reasoning-gym" in done.stderr
-    assert done.stderr.strip().endswith("install the extra: pip install 'headway[tasks]'.")
+    assert done.stderr.strip().endswith("install the extra: pip install -e '.[tasks]' in the checkout.")
 
 
 def test_turn_is_scored_only_once(monkeypatch):
