@@ -19,6 +19,11 @@ from typing import Any
 from workers.errors import ImportPathError
 
 _MISSING = object()
+_ROOT = Path(__file__).parent.parent
+_NOT_THE_USERS = (
+    *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")),
+    *(f"{_ROOT / package}{os.sep}" for package in ("pipeline", "workers", "shm")),
+)
 
 
 def split_path(path: str, what: str, example: str) -> tuple[str, str]:
@@ -145,20 +150,28 @@ def _why(failure: BaseException, place: str) -> str:
     if "relative import" in said and is_file(place):
         return f"{failing_line(failure)}{said}; a file of a package is named by its module, as package.module:name."
     said = f"{type(failure).__name__}: {said}" if said else type(failure).__name__
-    return f"{failing_line(failure)}{said}. It must import without errors in a process of its own."
+    return f"{failing_line(failure)}{said.removesuffix('.')}. It must import without errors in a process of its own."
 
 
 def failing_line(failure: BaseException) -> str:
     """`file line n: ` of the innermost line of the user's own that it passed, else of the innermost one."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(failure.__traceback__)
-        if not frame.filename.startswith("<frozen ") and frame.filename not in (__file__, importlib.__file__)
-    ]
-    installed = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
-    own = [frame for frame in frames if not frame.filename.startswith(installed)]
-    frame = (own or frames or [None])[-1]
-    return f"{frame.filename} line {frame.lineno}: " if frame is not None else ""
+    places = [place for place in _places(failure) if place[0] not in (__file__, importlib.__file__)]
+    own = own_line(failure)
+    if own is None and places:
+        own = "{} line {}".format(*places[-1])
+    return f"{own}: " if own is not None else ""
+
+
+def own_line(failure: BaseException) -> str | None:
+    """`file line n` of the innermost line that it passed which is neither Headway's nor installed, if there is one."""
+    own = [place for place in _places(failure) if not place[0].startswith(_NOT_THE_USERS)]
+    return "{} line {}".format(*own[-1]) if own else None
+
+
+def _places(failure: BaseException) -> list[tuple[str, int | None]]:
+    """(file, line) of each frame that the failure passed, outermost first, without those of no file."""
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(failure.__traceback__)]
+    return [place for place in places if not place[0].startswith("<")]
 
 
 def _mean(near: list[str]) -> str:

@@ -32,6 +32,7 @@ from pipeline.environments.values import (
     tell_again,
 )
 from pipeline.tools import tools_of
+from workers.import_path import own_line
 from workers.messages import EnvironmentCall, EnvironmentReply
 
 GRACE_SECONDS = 5.0  # what a cancelled call has to end in, before it is answered without it
@@ -352,4 +353,5 @@ class EnvironmentHost:
             return f"{where} took longer than environment_timeout = {self._timeout:g} s"
         if isinstance(failure, Refused):
             return str(failure)
-        return f"{where} failed with {failure_text(failure)}"
+        line = own_line(failure) if failure is not None else None
+        return f"{where} failed with {failure_text(failure)}{f' ({line})' if line is not None else ''}"

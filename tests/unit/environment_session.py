@@ -9,6 +9,13 @@ from workers.messages import EnvironmentCall
 ROW = {"answer": "yes"}
 
 
+def less_line(error, file):
+    """`error` without the place where user code failed, a line of `file`, which ends it."""
+    sentence, end, rest = error.rpartition(f" ({file} line ")
+    assert end and rest.removesuffix(")").isdigit(), error
+    return sentence
+
+
 class Quiz(Env):
     """Plain methods, one async tool; what it does is set by class attributes of the tests' subclasses."""
 

@@ -4,6 +4,7 @@ import asyncio
 import sys
 
 import pytest
+from environment_session import less_line
 
 import pipeline as rl
 from pipeline.environments.host import EnvironmentHost
@@ -88,7 +89,7 @@ def test_each_row_of_a_mix_gets_its_environment_which_names_its_failures():
 
     first, second, failed = asyncio.run(run())
     assert [reply.result["messages"][0]["content"] for reply in (first, second)] == ["1: go", "2: go"]
-    assert failed.error == "two.reward of trajectory 5.1 failed with KeyError: 'answer'"
+    assert less_line(failed.error, __file__) == "two.reward of trajectory 5.1 failed with KeyError: 'answer'"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import signal
 import threading
 
 import pytest
-from environment_session import ROW, Quiz, reset, session
+from environment_session import ROW, Quiz, less_line, reset, session
 
 from pipeline.env import TurnResult, tool
 from pipeline.errors import InfrastructureError
@@ -178,7 +178,7 @@ def test_whatever_user_code_raises_becomes_one_sentence_and_ends_the_environment
         return reply, host.num_episodes, len(env_class.closed)
 
     reply, num_episodes, num_closed = session(env_class, steps)
-    assert (reply.error, reply.result, reply.tools) == (sentence, {}, [])
+    assert (less_line(reply.error, __file__), reply.result, reply.tools) == (sentence, {}, [])
     assert num_episodes == 0 and num_closed == (method != "__init__")
 
 
@@ -248,8 +248,9 @@ def test_an_infrastructure_error_of_a_tool_names_the_tool():
 
     first, second = session(Remote, steps)
     where = "Remote.on_turn of trajectory 4.2, in tool {},"
-    assert first.error == f"{where.format('fetch')} failed with InfrastructureError: service is down"
-    assert second.error == f"{where.format('dial')} failed with ConnectionRefusedError: [Errno 111] refused"
+    down, refused = less_line(first.error, __file__), less_line(second.error, __file__)
+    assert down == f"{where.format('fetch')} failed with InfrastructureError: service is down"
+    assert refused == f"{where.format('dial')} failed with ConnectionRefusedError: [Errno 111] refused"
 
 
 def test_another_tool_error_is_text_for_the_model():
@@ -294,7 +295,7 @@ def test_text_that_no_message_can_carry_is_replaced(monkeypatch):
     encode(EnvironmentReplies([listed, failed, truncated]), 0)
     assert listed.result["messages"][0]["content"] == '["a?b"]' and listed.result["metrics"] == {"?": 1.0}
     assert failed.result["messages"][0]["content"] == "error: RuntimeError: no ?"
-    assert truncated.error.endswith("failed with ValueError: ?")
+    assert less_line(truncated.error, __file__).endswith("failed with ValueError: ?")
 
 
 def test_a_close_that_fails_does_not_touch_the_reward(caplog):

@@ -4,7 +4,7 @@ import asyncio
 import re
 
 import pytest
-from environment_session import ROW, Quiz, session, turn
+from environment_session import ROW, Quiz, less_line, session, turn
 
 from pipeline.env import Env, TurnResult, check_env_class
 from pipeline.environments.client import EnvironmentClient
@@ -146,7 +146,8 @@ def test_a_restore_that_raises_fails_the_trajectory_by_name():
         return await ask("restore", row=ROW, seed=1, **story), host.num_episodes
 
     reply, num_episodes = session(Bad, steps)
-    assert reply.error == "Bad.restore of trajectory 4.2 failed with ZeroDivisionError: division by zero"
+    sentence = less_line(reply.error, __file__)
+    assert sentence == "Bad.restore of trajectory 4.2 failed with ZeroDivisionError: division by zero"
     assert num_episodes == 0 and len(Bad.closed) == 1
 
 

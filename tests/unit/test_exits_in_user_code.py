@@ -5,7 +5,7 @@ import os
 import sys
 
 import pytest
-from environment_session import Quiz, reset, session
+from environment_session import Quiz, less_line, reset, session
 
 from pipeline.env import TurnResult, tool
 from pipeline.environments.resumed_loop import run_to_end
@@ -36,7 +36,7 @@ def test_a_failure_whose_text_can_not_be_had_is_answered(method):
 
     reply = session(type("Odd", (Quiz,), {method: fail}), steps)
     reply = reply if not isinstance(reply, tuple) else reply[0]
-    assert reply.error == f"Odd.{method} of trajectory 4.2 failed with Unprintable"
+    assert less_line(reply.error, __file__) == f"Odd.{method} of trajectory 4.2 failed with Unprintable"
 
 
 @pytest.mark.parametrize("failure", [SystemExit(3), KeyboardInterrupt(), Own("x"), GeneratorExit()])
@@ -60,7 +60,7 @@ def test_an_exit_in_close_touches_neither_the_reward_nor_the_failure_nor_the_oth
 
     rewarded, failed, dropped, again = session(Odd, steps)
     assert (rewarded.error, rewarded.result["reward"]) == (None, 1.0)
-    assert failed.error == "Odd.on_turn of trajectory 4.2 failed with ValueError: as told"
+    assert less_line(failed.error, __file__) == "Odd.on_turn of trajectory 4.2 failed with ValueError: as told"
     assert dropped.error is None and again is None
 
 
@@ -83,7 +83,8 @@ def test_what_ends_the_event_loop_fails_its_own_trajectory_at_most(end):
     left, other = resumed(Ending, steps)
     assert other.error is None and other.result["messages"][0]["content"] == "nothing there"
     if end is sys.exit:
-        assert left.error == "Ending.on_turn of trajectory 4.2, in tool leave, failed with SystemExit"
+        where = "Ending.on_turn of trajectory 4.2, in tool leave,"
+        assert less_line(left.error, __file__) == f"{where} failed with SystemExit"
     else:
         assert left.result["messages"][0]["content"] == "still there"
 

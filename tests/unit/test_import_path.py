@@ -144,6 +144,16 @@ def test_what_can_not_be_imported_is_one_sentence(path, fault, tmp_path, monkeyp
     assert "\n" not in str(raised.value)
 
 
+def test_line_is_the_users_where_headway_refuses(tmp_path):
+    """As a tool without annotations, whose class is refused while its module is imported."""
+    text = "import pipeline as rl\n\n\nclass E(rl.Env):\n    @rl.tool\n    def find(self, x):\n        return x\n"
+    file = write(tmp_path / "no_annotation.py", text)
+    with pytest.raises(ImportPathError) as refused:
+        find_object(f"{file}:E", "environment")
+    assert f"{file} line 5: ConfigTypeError: tool E.find has no annotation for 'x'." in str(refused.value)
+    assert "`x: str`. It must import without errors" in str(refused.value)
+
+
 def test_file_that_failed_is_tried_anew(tmp_path):
     file = write(tmp_path / "once_broken.py", "1 / 0\n")
     with pytest.raises(ImportPathError, match="ZeroDivisionError"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from environment_session import turn
+from environment_session import less_line, turn
 
 import pipeline as rl
 from pipeline.environments.host import EnvironmentHost
@@ -158,9 +158,22 @@ def test_what_is_no_finite_number_fails_the_trajectory(value):
     assert "reward" not in reply.result
 
 
-def test_what_the_function_raises_fails_the_trajectory():
+def test_what_the_function_raises_fails_the_trajectory_and_its_line_is_named():
     reply = roll_out(single(matches), {"prompt": "2 + 2?"})[1]
-    assert reply.error == "SingleTurn.reward of trajectory 0.0 failed with KeyError: 'answer'"
+    assert less_line(reply.error, __file__) == "SingleTurn.reward of trajectory 0.0 failed with KeyError: 'answer'"
+    assert reply.error.endswith(f" line {matches.__code__.co_firstlineno + 1})")
+
+
+def test_what_headway_refuses_names_no_line_of_its_own():
+    reply = roll_out(single(lambda text, row: None), ROW)[1]
+    assert reply.error.endswith("failed with ValueError: the reward is None, which is no finite number")
+
+
+def test_a_decorator_may_give_arguments_of_its_own():
+    def told(function):
+        return functools.wraps(function)(lambda text, row: function(text, row, 0.5))
+
+    assert roll_out(single(told(lambda text, row, value: value)), ROW)[1].result["reward"] == 0.5
 
 
 def test_answer_comes_to_the_function_as_the_type_it_has_in_the_file():
