@@ -99,6 +99,21 @@ def is_plain_function(value: object) -> bool:
     return callable(value) and not any(map(inspect.iscoroutinefunction, (value, type(value).__call__)))
 
 
+def check_parameters(function: Any, count: int, what: str, call: str) -> None:
+    """Raise ConfigTypeError unless `function` can be called with so many arguments. `what` names it, `call` says how.
+
+    Of a decorated one the decorator's own parameters count: it may give the others itself.
+    """
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):  # of a function written in C, which says nothing of its arguments
+        return
+    try:
+        signature.bind(*(None,) * count)
+    except TypeError as error:
+        raise ConfigTypeError(f"{what} takes {signature}, but is called as {call} ({error}). Write it so.") from error
+
+
 def shown(value: object) -> str:
     """A value as a sentence shows it: its repr, cut where it is long."""
     try:

@@ -23,7 +23,7 @@ from typing import Any
 
 from pipeline.chat.call_json import CallError, read_call_arguments
 from pipeline.chat.format import ChatMessage
-from pipeline.config_checks import MAX_COUNT, shown
+from pipeline.config_checks import MAX_COUNT, check_parameters, shown
 from pipeline.dataset import why_not_plain
 from pipeline.environments.tool_calls import run_tool_call
 from pipeline.errors import ConfigError, ConfigTypeError
@@ -35,6 +35,12 @@ __all__ = ["Env", "ToolCall", "TrajectoryView", "Turn", "TurnResult", "as_messag
 
 ROLES = ("system", "user", "assistant", "tool")
 RECOVERIES = ("drop", "stateless", "snapshot")
+_CALLED_WITH = {
+    "reset": ("row",),
+    "on_turn": ("traj",),
+    "reward": ("traj", "row"),
+    "on_truncated": ("traj", "row", "cause"),
+}
 WRAP_UP = "Little room is left. Give your final answer now, without calling tools."
 
 
@@ -322,6 +328,10 @@ def check_env_class(env_class: Any, path: str | None = None) -> None:
             raise ConfigTypeError(
                 f"{name} has no {method}(). Every Env writes reset and reward. Add {method} to {name}."
             )
+    blank = env_class.__new__(env_class)
+    for method, parameters in _CALLED_WITH.items():
+        call = f"{method}({', '.join(parameters)})"
+        check_parameters(getattr(blank, method), len(parameters), f"{name}.{method}", call)
     check_recovery(env_class.recovery, name)
     if env_class.recovery == "snapshot":
         for method in ("snapshot", "restore"):
@@ -331,7 +341,7 @@ def check_env_class(env_class: Any, path: str | None = None) -> None:
                     "choose another recovery."
                 )
     if isinstance(env_class.tools, (list, tuple)) or env_class.tools is None:
-        tools_of(env_class.__new__(env_class))
+        tools_of(blank)
 
 
 def check_recovery(recovery: Any, name: str) -> str:

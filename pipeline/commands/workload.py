@@ -78,13 +78,13 @@ class Workload:
 
     def rows_to_measure(self, count: int | None, where: str, *, only_holdout: bool = True) -> list[dict[str, Any]]:
         """The first `count` held-out rows (None: all), of a mix in turn. Without only_holdout: all rows where none are
-        held out. Raises ConfigError, naming the option `where`, when there are fewer.
+        held out. Raises ConfigError, naming the option `where`, when there are fewer, but some.
         """
         if only_holdout or any(part.holdout_rows for part in self.parts):
             rows = in_turn([self._marked(part, part.holdout_rows) for part in self.parts])
         else:
             rows = in_turn([self._marked(part, part.train_rows) for part in self.parts])
-        if count is not None and count > len(rows):
+        if rows and count is not None and count > len(rows):
             raise ConfigError(
                 f"{where} is {count}, but {self.name} has {len(rows)} rows to measure; use at most those."
             )

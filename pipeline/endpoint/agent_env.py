@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pipeline.config_checks import check_parameters
 from pipeline.env import Env, TrajectoryView, TurnResult
 from pipeline.environments.tool_threads import TOOL_THREADS
 from pipeline.errors import ConfigError
@@ -62,15 +63,5 @@ def find_agent(path: str) -> Callable:
         raise ConfigError(str(error)) from error
     if not callable(found):
         raise ConfigError(f"The agent {path!r} is {found!r:.100}, which can't be called; name a function.")
-    try:
-        signature = inspect.signature(found)
-    except (TypeError, ValueError):  # of a function written in C, which says nothing of its arguments
-        return found
-    try:
-        signature.bind({}, "", "")
-    except TypeError as error:
-        raise ConfigError(
-            f"The agent {path!r} takes {signature}, but is called as agent(row, base_url, api_key) ({error}). Write it "
-            "so."
-        ) from error
+    check_parameters(found, len(PARAMETERS), f"The agent {path!r}", f"agent({', '.join(PARAMETERS)})")
     return found

@@ -1,11 +1,10 @@
 """SingleTurn: rows with a prompt, one turn of the model, and a function of yours that says what it is worth."""
 
 import functools
-import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from pipeline.config_checks import shown, suggestion
+from pipeline.config_checks import check_parameters, shown, suggestion
 from pipeline.env import ChatMessage, Env, TrajectoryView, TurnResult, as_messages, is_empty_prompt
 from pipeline.errors import ConfigError, ConfigTypeError
 from workers.errors import ImportPathError
@@ -89,17 +88,8 @@ def check_reward(reward: Any, name: str) -> Reward:
             f"The reward {name} is {type(reward).__name__}; it must be a function reward(text, row) that gives a "
             "number."
         )
-    try:
-        signature = inspect.signature(reward)
-    except (TypeError, ValueError):  # of a function written in C, which says nothing of its arguments
-        return reward
-    try:
-        signature.bind("", {})
-    except TypeError as error:
-        raise ConfigTypeError(
-            f"The reward {name} takes {signature}, but is called as reward(text, row), with the text of the turn and "
-            f"the dataset row ({error}). Write it so."
-        ) from error
+    call = "reward(text, row), with the text of the turn and the dataset row"
+    check_parameters(reward, 2, f"The reward {name}", call)
     return reward
 
 

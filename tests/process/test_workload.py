@@ -45,6 +45,10 @@ def score(text, row):
     return 1.0
 
 
+async def two(row, base_url):
+    return 1.0
+
+
 def make():
     return [{"prompt": "made"}, {"prompt": "made, too"}]
 '''
@@ -141,6 +145,11 @@ def test_of_a_model_all_rows_are_measured_unless_some_are_held_out(here):
     assert len(measured("--holdout", "3")) == 3
 
 
+def test_where_no_rows_are_held_out_a_number_of_them_is_not_what_is_wrong(here):
+    workload = opened("--reward", "envs.py:score", "--data", "rows.jsonl")
+    assert workload.rows_to_measure(2, "--eval-rows") == []  # whoever asks says what is wrong
+
+
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
@@ -151,6 +160,10 @@ def test_of_a_model_all_rows_are_measured_unless_some_are_held_out(here):
         (["--reward", "envs.py:score", "--data", "gone.jsonl"], ["gone.jsonl does not exist"]),
         (["--reward", "envs.py:score", "--data", "rows.jsonl", "--prompt-field", "q"], ["rows.jsonl", "line 1", "'q'"]),
         (["--agent", "envs.py:gone", "--data", "rows.jsonl"], ["envs.py:gone", "can't be imported"]),
+        (
+            ["--agent", "envs.py:two", "--data", "rows.jsonl"],
+            ["takes (row, base_url)", "as agent(row, base_url, "],
+        ),
     ],
 )
 def test_what_cannot_be_is_told_before_a_model_is_opened(here, options, parts):

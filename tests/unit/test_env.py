@@ -218,11 +218,27 @@ def test_an_environment_class_is_checked_before_a_run():
     class BadTools(Shop):
         tools = [print]
 
+    class NoRow(Shop):
+        def reset(self):
+            return ""
+
+    class NoCause(Shop):
+        async def on_truncated(self, traj, row):
+            return 0.0
+
+    class Decorated(Shop):
+        @staticmethod
+        def on_turn(*anything):
+            return None
+
     check_env_class(Shop)
+    check_env_class(Decorated)
     for wrong, fault in [
         (NoReward, "has no reward"),
         (OddRecovery, "'magic'"),
         (BadTools, "no tool"),
+        (NoRow, r"NoRow.reset takes \(\), but is called as reset\(row\) \(.*\). Write it so."),
+        (NoCause, r"NoCause.on_truncated takes \(traj, row\), but is called as on_truncated\(traj, row, cause\)"),
         (Shop(), "must be a class"),
         (dict, "must be a class derived from Env"),
     ]:
