@@ -24,8 +24,8 @@ class Orders(rl.Env):
 
     recovery = "snapshot"  # an episode whose process has ended goes on in another one; "drop" starts it again
 
-    def __init__(self, currency: str = "euros") -> None:
-        """Arguments come from --env-arguments '{"currency": "pounds"}'."""
+    def __init__(self, currency: str = "euros", size: int = 512) -> None:
+        """Arguments come from --env-arguments '{"currency": "pounds", "size": 64}'; `rows` gets the same ones."""
         self._currency = currency
 
     @classmethod

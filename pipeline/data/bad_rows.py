@@ -17,9 +17,15 @@ class BadRows:
         self._last: int | str | None = None
         self._shown: list[list[str]] = []  # of each bad place: itself, and what is wrong with it
         self._advice: dict[str, None] = {}  # each once, in order
+        self._aside = ""
 
-    def add(self, place: int | str, what: str, advice: str) -> None:
-        """`what` completes "line 3 …", advice is a sentence. Several of one place come one after the other."""
+    def add(self, place: int | str, what: str, advice: str, aside: str = "") -> None:
+        """`what` completes "line 3 …", advice is a sentence. Several of one place come one after the other. aside:
+        what `what` goes on with, where it is not the same as the one before.
+        """
+        if aside != self._aside:
+            what += aside
+        self._aside = aside or self._aside
         if place == self._last:
             if self.num_bad <= SHOWN:
                 self._shown[-1].append(what)

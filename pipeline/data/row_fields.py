@@ -102,9 +102,9 @@ class RowFields:
             )
 
 
-def _lacks(row: dict[str, Any], what: str, name: str) -> tuple[str, str]:
-    advice = f"Add the {what}, or name the field that holds it as the {what} field."
-    return f"has no field {name!r}, the {what} (its fields: {_listed(row)})", advice
+def _lacks(row: dict[str, Any], what: str, name: str) -> tuple[str, str, str]:
+    advice = f"Add the {what}, or name the field that holds it with --{what}-field ({what}_field in Python)."
+    return f"has no field {name!r}, the {what}", advice, f" (its fields: {_listed(row)})"
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.config_checks import check_parameters
 from pipeline.env import Env, TrajectoryView, TurnResult
 from pipeline.environments.tool_threads import TOOL_THREADS
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, ConfigTypeError
 from workers.errors import ImportPathError
 from workers.import_path import find_object
 
@@ -63,5 +63,8 @@ def find_agent(path: str) -> Callable:
         raise ConfigError(str(error)) from error
     if not callable(found):
         raise ConfigError(f"The agent {path!r} is {found!r:.100}, which can't be called; name a function.")
-    check_parameters(found, len(PARAMETERS), f"The agent {path!r}", f"agent({', '.join(PARAMETERS)})")
+    try:
+        check_parameters(found, len(PARAMETERS), f"The agent {path!r}", f"agent({', '.join(PARAMETERS)})")
+    except ConfigTypeError as error:
+        raise ConfigError(str(error)) from error
     return found

@@ -10,7 +10,8 @@ from math import isfinite
 from typing import Any
 
 from pipeline.config_checks import shown
-from pipeline.dataset import row_id
+from pipeline.data.mixed_rows import MixedRows
+from pipeline.dataset import ENVIRONMENT_KEY, row_id
 from pipeline.json_lines import JsonLines
 from pipeline.trainer_config import TrainerConfig
 from pipeline.trajectory import Group, Trajectory
@@ -49,12 +50,15 @@ class SampleLog:
         self._lines.flush()
 
     def _record(self, trajectory: Trajectory, advantage: float, version: int) -> dict[str, Any]:
-        named = row_id(self._rows[trajectory.row])
+        row = self._rows[trajectory.row]
+        named = row_id(row)
+        of_mix = {ENVIRONMENT_KEY: row[ENVIRONMENT_KEY]} if isinstance(self._rows, MixedRows) else {}
         return {
             "group": trajectory.group,
             "member": trajectory.member,
             "row": trajectory.row,
             **({} if named is None else {"id": named}),
+            **of_mix,
             "reward": trajectory.reward,
             "advantage": float(advantage),
             "truncated": trajectory.truncated,

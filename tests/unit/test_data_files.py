@@ -255,6 +255,15 @@ def test_ids_that_are_none_are_refused(saved):
     assert "line 6 has no field 'n', the id (its fields: none); line 7 has 'b' as its \"id\", but the id field" in said
 
 
+def test_fields_that_rows_have_instead_are_listed_once_while_they_are_the_same(saved):
+    said = refusal(write_rows(saved, {"promt": "x"}, {"promt": "y"}, {"p": 1}), prompt_field="prompt")
+    assert said.endswith(
+        "3 lines can't be used: line 1 has no field 'prompt', the prompt (its fields: 'promt'); line 2 has no field "
+        "'prompt', the prompt; line 3 has no field 'prompt', the prompt (its fields: 'p'). Add the prompt, or name "
+        "the field that holds it with --prompt-field (prompt_field in Python)."
+    )
+
+
 def test_two_mistakes_of_one_line_are_one_entry(saved):
     said = refusal(write_rows(saved, {"x": 1}, {"p": "x", "a": 1}), prompt_field="p", answer_field="a")
     assert "rows.jsonl: line 1 has no field 'p', the prompt (its fields: 'x'), and has no field 'a', the answer" in said

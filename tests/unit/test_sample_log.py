@@ -10,6 +10,7 @@ from played_rollouts import Played as PlayedRollouts
 from played_trajectory import MORE, STOP, Environment, Played, go_on, segment
 
 from pipeline.commands.make_run_config import parse
+from pipeline.data.mixed_rows import mix_rows
 from pipeline.errors import ConfigError
 from pipeline.json_lines import JsonLines
 from pipeline.training.sample_log import SampleLog, as_json
@@ -63,6 +64,17 @@ def test_a_line_tells_what_the_trajectory_was_and_earned(tmp_path):
         "segments": [{"tokens": 3, "version": 4, "age": 1}, {"tokens": 1, "version": 5, "age": 0}],
         "messages": [{"role": "user", "content": "?"}],
     }
+
+
+def test_of_a_mix_a_line_names_the_environment(tmp_path):
+    rows = mix_rows({"sums": [{}] * 4, "games": [{"id": "g"}] * 4})
+    lines = log_batch(tmp_path / "samples.jsonl", log_samples=4, rows=rows)
+    assert [(line["row"], line["environment"]) for line in lines] == [
+        (2, "sums"),
+        (3, "sums"),
+        (4, "games"),
+        (5, "games"),
+    ]
 
 
 def test_a_row_without_an_id_has_none_in_its_line(tmp_path):
