@@ -57,6 +57,8 @@ def read_toml(
 
     tables: names among `known` whose value may be a table.
     """
+    if path.exists() and not path.is_file():  # a pipe or a device may never end
+        raise ConfigError(f"--config {path} is no file; name a TOML file.")
     try:
         # A byte-order mark, which some editors write, is no part of the first name.
         table = tomllib.loads(path.read_bytes().decode("utf-8-sig"))

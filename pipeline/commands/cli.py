@@ -124,9 +124,13 @@ def _data(arguments: list[str]) -> int:
 
 
 def _find_modules_here() -> None:
-    """Options may name modules that lie in the current directory."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+    """Options may name modules that lie in the current directory. Raises ConfigError if that is gone."""
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("The current directory has been deleted; change to one that is there.") from None
+    if here not in sys.path:
+        sys.path.append(here)
 
 
 def _launch(config: RunConfig) -> int:

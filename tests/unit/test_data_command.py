@@ -106,3 +106,13 @@ def test_run_on_rows_without_prompts_is_refused_before_any_process_starts(files,
     assert f"{data}: 3 lines can't be used: line 2 has no field 'prompt'" in said
     assert "line 3 has an empty prompt" in said and "line 4 has no field 'answer'" in said
     assert not (files / "run").exists()
+
+
+def test_directory_that_was_deleted_is_told(tmp_path, monkeypatch, capsys):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    code, out, err = told(capsys, "good.jsonl")
+    monkeypatch.chdir(tmp_path)
+    assert (code, out) == (2, []) and len(err) == 1 and "The current directory has been deleted" in err[0]

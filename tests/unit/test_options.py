@@ -137,6 +137,7 @@ def test_cpu_starts_one_sampler_unless_asked():
             ["--eval-every and --eval-final-group-size are both 0"],
         ),
         (["--config", "missing.toml"], ["missing.toml", "No such file"]),
+        (["--config", "/dev/zero"], ["/dev/zero is no file"]),
     ],
 )
 def test_bad_option_is_refused_in_one_sentence(arguments, parts):
