@@ -49,6 +49,13 @@ METRICS: tuple[Metric, ...] = (
         "for causes that occur",
     ),
     Metric("rollout/<name>", "the environment's", "an environment's own metric, summed over the batch", "where given"),
+    Metric("mix/<environment>/groups", "groups", "those of the batch that were that environment's", "in a mix"),
+    Metric(
+        "mix/<environment>/reward_mean",
+        "reward",
+        "mean of the raw rewards of its trajectories in the batch",
+        "in a mix, where it has any",
+    ),
     Metric("groups/mean_wait_seconds", "s", "mean time from a group's admission until it was ready"),
     Metric("groups/deadline_frac", "share", "groups of the batch that a deadline closed (`GroupCompletion`)"),
     Metric("train/generated_tokens", "tokens", "generated tokens of the batch, masked and dropped ones too"),

@@ -123,12 +123,12 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
             f"{where}.function.parameters",
             f"{where}.function.parameters is {shown(function['parameters'])}; it is a JSON schema.",
         )
-    if function.get("strict"):
+    if function.get("strict") not in (None, True, False):
         raise refuse(
-            f"{where}.function.strict",
-            f"{where} asks for strict arguments, but what the model writes is not constrained. Leave strict out.",
-            "unsupported",
+            f"{where}.function.strict", f"{where}.function.strict is {shown(function['strict'])}; it is true or false."
         )
+    # `strict`, which clients' helpers always send, promises nothing here: a model learns from its own arguments only if
+    # nobody corrects them.
     kept = {key: value for key, value in function.items() if value is not None and key != "strict"}
     for key, value in (("description", ""), ("parameters", {"type": "object"})):  # templates read all three
         kept.setdefault(key, value)  # behind the others: they write the keys in the order that the model is shown

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.chat.format import ChatFormat
-from pipeline.dataset import row_id
+from pipeline.dataset import ENVIRONMENT_KEY, row_id
 from pipeline.errors import RunError, TrajectoryError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator, evaluation_concurrency
 from pipeline.json_lines import JsonLines
@@ -257,7 +257,8 @@ def _row_means(trajectories: list[Trajectory]) -> dict[int, float]:
 
 def _row_reward(index: int, row: dict, mean: float) -> dict[str, Any]:
     found = row_id(row)
-    return {"row": index} | ({} if found is None else {"id": found}) | {"reward_mean": mean}
+    of_mix = {ENVIRONMENT_KEY: row[ENVIRONMENT_KEY]} if ENVIRONMENT_KEY in row else {}
+    return {"row": index} | ({} if found is None else {"id": found}) | of_mix | {"reward_mean": mean}
 
 
 def _standard_error(means: list[float]) -> float:

@@ -32,7 +32,8 @@ class Evaluation:
     generated_tokens_mean: float
     truncated_frac: float  # share of trajectories that a limit ended
     seconds: float
-    row_rewards: tuple[dict[str, Any], ...] = ()  # in order: "row" (index), "id" if it has one, "reward_mean"
+    # In order: "row" (index), "id" and "environment" if it has them, "reward_mean".
+    row_rewards: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

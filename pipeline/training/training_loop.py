@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pipeline.data.mixed_rows import MixedRows
 from pipeline.errors import RunError
 from pipeline.processes.active_run import ActiveRun
 from pipeline.processes.opening import Stopped
@@ -21,6 +22,7 @@ from pipeline.trainer_config import TrainerConfig
 from pipeline.training.batches import TrainingBatch, make_batch
 from pipeline.training.intake import DataUsedUp, Intake
 from pipeline.training.learning_rate import learning_rate
+from pipeline.training.mix_metrics import mix_metrics
 from pipeline.training.overlap import StreamedBatch, overlap_of
 from pipeline.training.received import Received
 from pipeline.training.sample_log import SampleLog
@@ -56,13 +58,16 @@ class TrainingLoop:
         clock: Callable[[], float] = time.monotonic,
         *,
         samples: SampleLog | None = None,
+        mix: MixedRows | None = None,
     ) -> None:
+        """mix: the rows, if they are for several environments."""
         self._config = config
         self._run = run
         self._scheduler = scheduler
         self._rollouts = rollouts
         self._validate_batch = validate_batch
         self._samples = samples
+        self._mix = mix
         self._clock = clock
         self._stop = False
         self.waits = Waits(run.events, clock)
@@ -160,6 +165,8 @@ class TrainingLoop:
         now = self._clock()
         metrics |= timing(metrics, batch_seconds=now - started, seconds=now - selected)
         metrics |= self._metrics.take(groups)
+        if self._mix is not None:
+            metrics |= mix_metrics(self._mix, groups)
         return Step(n, self._scheduler.version, metrics)
 
     def _check_goes_on(self) -> None:

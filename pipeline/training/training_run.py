@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.checkpoints import Checkpoints
 from pipeline.config_checks import warn
+from pipeline.data.mixed_rows import MixedRows
 from pipeline.evaluation.evaluations import Evaluations
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.events import EventLog
@@ -109,7 +110,14 @@ class TrainingRun:
             counters = SamplingCounters()
             rollouts = self._make_rollouts(run, counters)
             self._loop = TrainingLoop(
-                self._config, run, scheduler, rollouts, counters, self._validate_batch, samples=self._samples
+                self._config,
+                run,
+                scheduler,
+                rollouts,
+                counters,
+                self._validate_batch,
+                samples=self._samples,
+                mix=self._rows if isinstance(self._rows, MixedRows) else None,
             )
             if self._evaluator is not None:
                 evaluations = self._make_evaluations(self._evaluator, run, rollouts)

@@ -70,6 +70,8 @@ def test_two_environments_are_trained_in_the_shares_that_were_asked_for(model, t
     assert audit(tmp_path / "run") == 0
     admitted = [rows[event["row"]]["environment"] for event in events_of(tmp_path / "run", "admitted")]
     assert all(Counter(admitted[: 4 * n]) == {"echo": 3 * n, "sums": n} for n in (1, 2, 3))
+    assert sum(step.metrics["mix/echo/groups"] for step in steps) == 9
+    assert sum(step.metrics["mix/sums/groups"] for step in steps) == 3
     # Each trajectory met its own environment: the metrics are those that one of them alone gives.
     assert len(admitted) == 12
     assert sum(step.metrics.get("rollout/repeat", 0) for step in steps) == 2 * 9

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pipeline.endpoint.chat_request import ChatRequest, Served, read_chat_request
-from pipeline.endpoint.messages import message_key, read_messages
+from pipeline.endpoint.messages import message_key, read_messages, read_tools
 from pipeline.endpoint.refusal import Refusal
 from pipeline.endpoint.request_body import read_body
 
@@ -197,7 +197,7 @@ def test_a_message_that_cannot_be_read_is_named(message, param):
         ({"type": "custom", "custom": {}}, "tools[0]"),
         ({"type": "function", "function": {}}, "tools[0].function.name"),
         ({"type": "function", "function": {"name": "look", "parameters": []}}, "tools[0].function.parameters"),
-        ({"type": "function", "function": {"name": "look", "strict": True}}, "tools[0].function.strict"),
+        ({"type": "function", "function": {"name": "look", "strict": "yes"}}, "tools[0].function.strict"),
     ],
 )
 def test_a_tool_that_cannot_be_offered_is_named(tool, param):
@@ -243,3 +243,11 @@ def test_messages_that_differ_are_told_apart():
         )
     ]
     assert len(set(keys)) == len(keys)
+
+
+def test_strict_is_taken_and_not_shown_to_the_model():
+    function = {"name": "look", "description": "", "parameters": {"type": "object"}}
+    for strict in (True, False, None):
+        assert read_tools([{"type": "function", "function": function | {"strict": strict}}]) == [
+            {"type": "function", "function": function}
+        ]
