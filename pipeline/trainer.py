@@ -120,7 +120,7 @@ class AsyncTrainer:
                 closing(EventLog(directory / "events.jsonl", time.monotonic)) as events,
                 closing(JsonLines(directory / "metrics.jsonl")) as metrics,
                 _open_lines(directory / "eval.jsonl", self._evaluator is not None) as results,
-                _open_lines(directory / "samples.jsonl", self.config.log_samples > 0) as samples,
+                _open_lines(directory / "samples.jsonl", self.config.log_samples > 0, for_people=True) as samples,
             ):
                 self._checkpoints = Checkpoints(directory, files, events)
                 self._run = TrainingRun(
@@ -203,8 +203,8 @@ class AsyncTrainer:
         return make_spec(self.engine.model, self.config, evaluates=self._evaluator is not None), rules
 
 
-def _open_lines(path: Path, is_wanted: bool) -> AbstractContextManager[JsonLines | None]:
-    return closing(JsonLines(path)) if is_wanted else nullcontext()
+def _open_lines(path: Path, is_wanted: bool, *, for_people: bool = False) -> AbstractContextManager[JsonLines | None]:
+    return closing(JsonLines(path, for_people=for_people)) if is_wanted else nullcontext()
 
 
 def _model_files(spec: RunSpec, source: ModelSource) -> dict[str, bytes]:

@@ -36,7 +36,9 @@ def is_infrastructure(failure: BaseException) -> bool:
 
 
 def failure_text(failure: BaseException) -> str:
-    """`Type: message` on one line, cut at 500 characters."""
+    """`Type: message` on one line, cut at 500 characters. A group of one, as a TaskGroup raises it, is that one."""
+    while isinstance(failure, BaseExceptionGroup) and len(failure.exceptions) == 1:
+        failure = failure.exceptions[0]
     try:
         text = sendable(" ".join(str(failure).split()))
     except Exception:  # its class's own code

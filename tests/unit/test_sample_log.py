@@ -110,17 +110,28 @@ AWKWARD = "\u2028 \u2029 \x85 \x0b \x0c \x1c \r\n \n \0 \ud800 \U0001f600 \\u202
 
 
 @given(
-    st.lists(st.text(st.characters(exclude_categories=())), min_size=1, max_size=5).map(lambda texts: [*texts, AWKWARD])
+    st.lists(st.text(st.characters(exclude_categories=())), min_size=1, max_size=5).map(
+        lambda texts: [*texts, AWKWARD]
+    ),
+    st.booleans(),
 )
-def test_any_text_comes_back_one_line_each(tmp_path_factory, texts):
+def test_any_text_comes_back_one_line_each(tmp_path_factory, texts, for_people):
     """Case HR03, for every log of a run: all are written by JsonLines."""
     path = tmp_path_factory.mktemp("lines") / "log.jsonl"
-    lines = JsonLines(path)
+    lines = JsonLines(path, for_people=for_people)
     for text in texts:
         lines.write({"messages": [{"role": "user", "content": text}], text: 1})
     lines.close()
     assert read(path) == [{"messages": [{"role": "user", "content": text}], text: 1} for text in texts]
     assert len(path.read_text(encoding="utf-8").splitlines()) == len(texts)  # a reader that knows more line ends
+
+
+def test_letters_stand_as_themselves_where_people_read(tmp_path):
+    path = tmp_path / "log.jsonl"
+    lines = JsonLines(path, for_people=True)
+    lines.write({"text": "Grüße, 你好\u2028"})
+    lines.close()
+    assert path.read_text(encoding="utf-8") == '{"text": "Grüße, 你好\\u2028"}\n'
 
 
 def test_the_conversation_ends_with_the_last_turn():

@@ -5,6 +5,7 @@ from typing import Any, Literal
 import pytest
 
 from pipeline.env import Env, tool
+from pipeline.environments.tool_calls import failure_text
 from pipeline.errors import ConfigTypeError
 from pipeline.tool_schema import ArgumentError
 from pipeline.tools import spec_of, tools_of
@@ -222,3 +223,10 @@ def test_a_tools_list_with_something_else_in_it_is_refused():
     env.tools = [search, search]
     with pytest.raises(ConfigTypeError, match="two tools named 'search'"):
         tools_of(env)
+
+
+def test_a_group_of_one_failure_is_told_as_that_one():
+    one = ExceptionGroup("unhandled errors in a TaskGroup", [ExceptionGroup("inner", [KeyError("answer")])])
+    assert failure_text(one) == "KeyError: 'answer'"
+    several = ExceptionGroup("two", [KeyError("a"), KeyError("b")])
+    assert failure_text(several) == "ExceptionGroup: two (2 sub-exceptions)"
