@@ -130,6 +130,7 @@ def test_a_reward_on_a_file_trains_and_its_held_out_rows_are_measured_again(star
     assert again["reward_mean"] == evaluation["reward_mean"]  # the same rows, the same weights, the same noise
 
 
+@pytest.mark.slow  # docs/your-environment.md does the same, in test_your_environment_page.py
 def test_environments_are_mixed_by_weight(start):
     run = start("mixed", "--config", "mix.toml", "--seed", "1", "--eval-every", "0", "--eval-rows", "2")
     assert run.events("end")[0]["status"] == "completed"
@@ -141,6 +142,7 @@ def test_environments_are_mixed_by_weight(start):
     assert run.lines("eval.jsonl")[-1]["rows"] == 2
 
 
+@pytest.mark.slow  # docs/your-environment.md does the same, in test_your_environment_page.py
 def test_an_agent_of_ones_own_trains(start):
     run = start("agent", "--data", "train.jsonl", "--agent", "my_agent.py:solve", "--steps", "1")
     assert run.events("end")[0]["status"] == "completed"

@@ -125,8 +125,9 @@ def test_trajectories_with_snapshots_go_on_elsewhere_with_their_tokens(model, tm
     assert audit(run_dir) == 0
 
 
-def test_a_hang_in_a_thread_of_the_supervisor_ends_the_run(model, tmp_path):
+def test_a_hang_in_a_thread_of_the_supervisor_ends_the_run(model, tmp_path, monkeypatch):
     """Where no other process can import the class, nothing can be killed."""
+    monkeypatch.setattr("pipeline.environments.thread.CLOSE_SECONDS", 0.5)
     release = threading.Event()
 
     class Local(guess.Guess):

@@ -221,8 +221,8 @@ def test_sink_that_raises_stops_the_run_after_the_result_is_on_disk(model, tmp_p
 
 
 def test_full_disk_is_one_sentence(model, tmp_path, monkeypatch):
-    def lines(path):
-        return JsonLines("/dev/full" if path.name == "eval.jsonl" else path)
+    def lines(path, **options):
+        return JsonLines("/dev/full" if path.name == "eval.jsonl" else path, **options)
 
     monkeypatch.setattr("pipeline.trainer.JsonLines", lines)
     evaluator = rl.Evaluator(guess.holdout_rows()[:2], every=0, final_group_size=1)

@@ -75,7 +75,9 @@ def test_run_that_was_cancelled_in_its_start_does_not_reach_into_the_next(tmp_pa
     assert audit(tmp_path / "next") == 0
 
 
-def test_two_runs_at_once_on_one_supervisor_are_refused(model, tmp_path):
+def test_two_runs_at_once_on_one_supervisor_are_refused(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.supervisor.EARLIER_RUN_SECONDS", 0.5)
+
     async def both():
         first = make_trainer(model, tmp_path / "first").run(ROWS, steps=100)
         await anext(first)

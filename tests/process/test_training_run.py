@@ -85,7 +85,7 @@ def test_row_that_cannot_travel_is_refused_before_anything_is_made(model, tmp_pa
 
 
 def test_run_whose_metrics_cannot_be_written_has_failed(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.trainer.JsonLines", lambda path: JsonLines("/dev/full"))
+    monkeypatch.setattr("pipeline.trainer.JsonLines", lambda path, **options: JsonLines("/dev/full"))
     with pytest.raises(rl.RunError, match="No space left"):
         rl.run(make_trainer(model, tmp_path / "run"), ROWS, steps=3)
     (end,) = events_of(tmp_path / "run", "end")
