@@ -100,7 +100,9 @@ def metrics_of(run_dir):
 
 
 def check_metrics(run_dir):
-    """Every key is defined, and of each process that was not restarted every second is accounted for, to 2 %."""
+    """Every key is defined, and of each process that was not restarted every second is accounted for, to 2 % (and a
+    tenth of a second: the processes' clocks are read one after the other, which a busy machine draws out).
+    """
     lines = metrics_of(run_dir)
     restarted = {event["worker"].replace(" ", "-") for event in events_of(run_dir, "restart")}
     seconds = {}
@@ -117,7 +119,7 @@ def check_metrics(run_dir):
     total = sum(line["sampling/interval_seconds"] for line in lines)
     for process, found in seconds.items():
         if process not in restarted:
-            assert found == pytest.approx(total, rel=0.02, abs=0.01), f"{process}: {found} of {total} s"
+            assert found == pytest.approx(total, rel=0.02, abs=0.1), f"{process}: {found} of {total} s"
 
 
 def worker_processes(parent=None):
