@@ -24,17 +24,17 @@ from pipeline.data.mixed_rows import mix_rows
 from pipeline.data.split_rows import split_rows
 from pipeline.endpoint.openai_endpoint import OpenAIEndpoint
 from pipeline.env import Env, ToolCall, TrajectoryView, Turn, TurnResult, tool
-from pipeline.environments.probe import env_rows
-from pipeline.environments.single_turn import SingleTurn
-from pipeline.environments.source import EnvSource
 from pipeline.errors import ConfigError, ConfigTypeError, InfrastructureError, RunError, TrajectoryError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.losses import CISPO, GSPO, PPO, CustomLoss, DecoupledPPO, ImportanceSampling, PolicyGradient
 from pipeline.rollouts.rollout_engine import RolloutEngine
+from pipeline.single_turn import SingleTurn
 from pipeline.supervisor import Supervisor
 from pipeline.trainer import AsyncTrainer, run
 from pipeline.training.training_loop import Step
 from pipeline.trajectory import Group, Span, Trajectory
+from pipeline.user_code.probe import env_rows
+from pipeline.user_code.source import EnvSource
 from pipeline.version import VERSION as __version__
 from shm.errors import HeadwayError
 from workers.errors import WorkerDied

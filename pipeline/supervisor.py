@@ -12,7 +12,6 @@ from typing import Any
 
 from pipeline.chat.format import ChatFormat
 from pipeline.config_checks import check_choice, check_class, check_flag, check_integer, check_number, quoted, shown
-from pipeline.environments.source import EnvSource
 from pipeline.errors import ConfigError, ConfigTypeError, RunError
 from pipeline.events import EventLog
 from pipeline.memory.estimate import HOST
@@ -21,6 +20,7 @@ from pipeline.processes.active_run import ActiveRun
 from pipeline.processes.worker_pool import WorkerPool
 from pipeline.run_spec import RunSpec
 from pipeline.tasks import TASKS
+from pipeline.user_code.source import EnvSource
 from shm.layout import ELEMENT_BYTES
 from workers.device_memory import DeviceMemory, gpu_memory, host_memory
 from workers.devices import count_gpus, resolve_devices, sampler_device

@@ -18,9 +18,8 @@ from typing import Any
 
 from pipeline.config_checks import shown, suggestion
 from pipeline.env import ChatMessage, Env, TrajectoryView, TurnResult
-from pipeline.environments.host import LOGGER
-from pipeline.environments.tool_calls import failure_text
 from pipeline.errors import ConfigError, ConfigTypeError
+from pipeline.user_code.failures import LOGGER, failure_text
 
 INSTRUCTION = "Write your final answer between <answer> and </answer>, and nothing else there."
 SIZE = 500  # rows, as in the package

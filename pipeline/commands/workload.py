@@ -22,13 +22,13 @@ from pipeline.data.load_rows import load_rows
 from pipeline.data.mixed_rows import MixedRows, mix_rows
 from pipeline.data.split_rows import split_rows, without_holdout
 from pipeline.endpoint.openai_endpoint import AGENT_ENV, OpenAIEndpoint
-from pipeline.environments.probe import describe_environment, describe_environments
-from pipeline.environments.source import EnvSource
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.tasks import TASKS
+from pipeline.user_code.probe import describe_environment, describe_environments
+from pipeline.user_code.source import EnvSource
 
 Rows = Sequence[dict[str, Any]]
-SINGLE_TURN = "pipeline.environments.single_turn:SingleTurn"
+SINGLE_TURN = "pipeline.single_turn:SingleTurn"
 TABLE_KEYS = {"env_arguments": "arguments"}  # where a table has another name for an option
 PROMPT_FIELD = "prompt"  # of rows that go with a reward, unless told otherwise
 

@@ -15,8 +15,8 @@ from pipeline.data.data_file import check_file
 from pipeline.data.json_rows import read_json, read_json_lines
 from pipeline.data.row_fields import RowFields
 from pipeline.dataset import MAX_DEPTH, unplain_field
-from pipeline.environments.probe import call_rows
 from pipeline.errors import ConfigError, ConfigTypeError
+from pipeline.user_code.probe import call_rows
 
 Reader = Callable[[BadRows], Iterator[tuple[int | str, Any]]]  # (place, row) of each row; bad ones are told to BadRows
 

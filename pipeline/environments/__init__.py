@@ -1,4 +1,5 @@
-"""Users' environments at work: the processes (or the thread) that run them, and the supervisor's end of those.
+"""Users' environments at work: what runs in the processes (or the thread) that serve them.
 
-What users write against is `pipeline/env.py` and `pipeline/tools.py`.
+What users write against is `pipeline/env.py` and `pipeline/tools.py`; how their code is found and loaded,
+`pipeline/user_code/`; the supervisor's end, `pipeline/processes/environment_*.py`.
 """

@@ -22,7 +22,6 @@ from pipeline.env import ChatMessage, Env, TrajectoryView, TurnResult, as_messag
 from pipeline.environments.activity import ActivityBoard, private_board
 from pipeline.environments.call_time import CALL, CallTime, LoopTime
 from pipeline.environments.running_call import Episode, Refused, RunningCall
-from pipeline.environments.tool_calls import failure_text, sendable
 from pipeline.environments.values import (
     catch_up,
     finite,
@@ -32,13 +31,13 @@ from pipeline.environments.values import (
     tell_again,
 )
 from pipeline.tools import tools_of
+from pipeline.user_code.failures import LOGGER, failure_text, sendable
 from workers.import_path import own_line
 from workers.messages import EnvironmentCall, EnvironmentReply
 
 GRACE_SECONDS = 5.0  # what a cancelled call has to end in, before it is answered without it
 LEAST_SECONDS = 0.001  # a call with less left than this has used its time up
 
-LOGGER = "headway.environment"  # what users' code raises, with its trace
 
 _log = logging.getLogger(LOGGER)
 

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 from pipeline.environments.activity import ActivityBoard
 from pipeline.environments.host import EnvironmentHost
-from pipeline.environments.load import load_env_makers, make_first
 from pipeline.environments.resumed_loop import run_to_end
 from pipeline.errors import RunError
+from pipeline.user_code.load import load_env_makers, make_first
 from shm.block import Block
 from workers.import_path import take_search_path
 from workers.messages import (

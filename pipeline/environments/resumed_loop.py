@@ -7,9 +7,11 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from pipeline.user_code.failures import LOGGER
+
 T = TypeVar("T")
 
-_log = logging.getLogger("headway.environment")
+_log = logging.getLogger(LOGGER)
 
 
 def run_to_end(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:

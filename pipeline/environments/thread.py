@@ -12,9 +12,10 @@ import threading
 from collections.abc import Callable
 
 from pipeline.environments.activity import ActivityBoard
-from pipeline.environments.host import LOGGER, EnvironmentHost
-from pipeline.environments.load import MakeEnv
+from pipeline.environments.host import EnvironmentHost
 from pipeline.environments.resumed_loop import run_to_end
+from pipeline.user_code.failures import LOGGER
+from pipeline.user_code.load import MakeEnv
 from workers.message_codec import decode, encode
 from workers.messages import EnvironmentReplies, EnvironmentReply, Environments, Message
 

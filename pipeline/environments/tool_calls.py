@@ -11,6 +11,7 @@ from pipeline.environments.tool_threads import TOOL_THREADS
 from pipeline.errors import InfrastructureError
 from pipeline.tool_schema import ArgumentError
 from pipeline.tools import ToolSpec, find_tool, tools_of
+from pipeline.user_code.failures import failure_text, sendable
 from workers.messages import ToolRecord
 
 # Roots of the time-outs and connection errors of HTTP libraries that derive from neither of the built-in ones.
@@ -35,28 +36,11 @@ def is_infrastructure(failure: BaseException) -> bool:
     return any((kind.__module__.partition(".")[0], kind.__name__) in _FOREIGN_ROOTS for kind in type(failure).__mro__)
 
 
-def failure_text(failure: BaseException) -> str:
-    """`Type: message` on one line, cut at 500 characters. A group of one, as a TaskGroup raises it, is that one."""
-    while isinstance(failure, BaseExceptionGroup) and len(failure.exceptions) == 1:
-        failure = failure.exceptions[0]
-    try:
-        text = sendable(" ".join(str(failure).split()))
-    except Exception:  # its class's own code
-        text = ""
-    text = f"{type(failure).__name__}: {text}" if text else type(failure).__name__
-    return text if len(text) <= 500 else text[:497] + "..."
-
-
 def as_text(result: Any) -> str:
     """What a tool returned, as the model reads it: a string as it is, None as nothing, anything else as JSON."""
     if isinstance(result, str):
         return sendable(result)
     return "" if result is None else sendable(json.dumps(result, ensure_ascii=False))
-
-
-def sendable(text: str) -> str:
-    """`text` with ? for what no message can carry: halves of a surrogate pair, which file names and JSON may hold."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 async def run_tool_call(env: Any, traj: Any, call: Any) -> str:

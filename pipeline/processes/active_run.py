@@ -11,12 +11,11 @@ from weakref import WeakMethod
 
 from pipeline.endpoint.openai_endpoint import OpenAIEndpoint
 from pipeline.environments.activity import private_board
-from pipeline.environments.client import EnvironmentClient
-from pipeline.environments.source import EnvSource
 from pipeline.environments.thread import EnvironmentThread
 from pipeline.errors import RunError
 from pipeline.events import EventLog
 from pipeline.gather import gather_all
+from pipeline.processes.environment_client import EnvironmentClient
 from pipeline.processes.environment_watch import EnvironmentWatch
 from pipeline.processes.learner_client import LearnerClient
 from pipeline.processes.restarts import Restarts
@@ -27,6 +26,7 @@ from pipeline.processes.slot_table import SlotTable
 from pipeline.processes.worker_pool import WorkerPool
 from pipeline.processes.worker_watch import WorkerWatch
 from pipeline.run_spec import RunSpec
+from pipeline.user_code.source import EnvSource
 from shm.errors import HeadwayError
 from shm.ledger import WorkerRow
 from workers.errors import CheckpointError, WorkerDied, WorkerFailed

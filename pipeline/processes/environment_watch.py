@@ -1,17 +1,17 @@
 """What a run does about environments that hang, and environment processes that die.
 
-A host ends by itself what takes too long. What it can't end (see `pipeline/environments/culprit.py`) has its process
-killed, and another one takes its place: the trajectory that held it up fails, all others there start again, or go on
-from what is known of them. Where environments run in a thread of this process, nothing can be killed: the run ends.
+A host ends by itself what takes too long. What it can't end (see `environment_culprit.py`) has its process killed, and
+another one takes its place: the trajectory that held it up fails, all others there start again, or go on from what is
+known of them. Where environments run in a thread of this process, nothing can be killed: the run ends.
 """
 
 import os
 from collections.abc import Awaitable, Callable, Mapping
 
 from pipeline.environments.activity import ActivityBoard, Entry, Look, now_ns
-from pipeline.environments.client import EnvironmentClient, name_of
-from pipeline.environments.culprit import Verdict, judge
 from pipeline.errors import RunError
+from pipeline.processes.environment_client import EnvironmentClient, name_of
+from pipeline.processes.environment_culprit import Verdict, judge
 from pipeline.processes.log_limit import limit_log
 from pipeline.processes.restarts import Restarts
 from pipeline.processes.worker_handle import WorkerHandle

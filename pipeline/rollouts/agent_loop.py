@@ -15,9 +15,9 @@ from pipeline.endpoint.chat_request import ChatRequest
 from pipeline.endpoint.recorded_states import Place, RecordedStates, State
 from pipeline.endpoint.refusal import BAD_REQUEST, CONFLICT, NO_ROOM, Refusal, refuse
 from pipeline.endpoint.sessions import Session, Sessions
-from pipeline.environments.handle import Dropped, EnvironmentHandle, EnvironmentLost
 from pipeline.environments.values import finite
 from pipeline.errors import ConfigError, ConfigTypeError, TemplateError, TrajectoryError
+from pipeline.processes.environment_handle import Dropped, EnvironmentHandle, EnvironmentLost
 from pipeline.rollouts.sampled_turns import CUT, TURN, SampledTurns
 from pipeline.trajectory import Trajectory
 

@@ -8,11 +8,11 @@ from pipeline.config import Budget, KVCache, Schedule
 from pipeline.config_checks import refuse_unknown, shown
 from pipeline.endpoint.openai_endpoint import OpenAIEndpoint
 from pipeline.env import Env
-from pipeline.environments.single_turn import Reward
-from pipeline.environments.source import EnvSource, single_turn_source
 from pipeline.errors import ConfigError, ConfigTypeError
+from pipeline.single_turn import Reward
 from pipeline.supervisor import Supervisor
 from pipeline.trainer_config import EngineConfig
+from pipeline.user_code.source import EnvSource, single_turn_source
 
 
 class RolloutEngine:

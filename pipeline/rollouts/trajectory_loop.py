@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.chat.format import ModelTurn
-from pipeline.environments.handle import Dropped, EnvironmentHandle, EnvironmentLost
 from pipeline.errors import TrajectoryError
+from pipeline.processes.environment_handle import Dropped, EnvironmentHandle, EnvironmentLost
 from pipeline.rollouts.sampled_turns import CUT, TURN, SampledTurns
 from pipeline.trajectory import Trajectory
 from workers.messages import EnvironmentReply

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 from pipeline.chat.format import ParsedTurn, Rendered
 from pipeline.config import Budget, GroupCompletion, Schedule
-from pipeline.environments.client import EnvironmentClient
+from pipeline.processes.environment_client import EnvironmentClient
 from pipeline.processes.sampler_client import SegmentResult
 from pipeline.processes.slot_table import SlotTable
 from pipeline.rollouts.rollout_log import RolloutLog

@@ -6,10 +6,10 @@ from statistics import mean
 import pytest
 from played_tasks import play
 
-from pipeline.environments.load import load_env_class
 from pipeline.errors import ConfigError
 from pipeline.tasks import TASKS, arithmetic
 from pipeline.tasks.arithmetic import NUMBERS, Arithmetic
+from pipeline.user_code.load import load_env_class
 
 CHAT = arithmetic.chat_format()
 ROW = {"expression": "4 + 1 - 2 + 2", "answer": 5}

@@ -8,11 +8,11 @@ from pipeline.commands.make_run_config import parse
 from pipeline.commands.run_config import task_defaults
 from pipeline.env import as_messages
 from pipeline.environments.host import EnvironmentHost
-from pipeline.environments.load import load_env_class
 from pipeline.errors import ConfigError
 from pipeline.tasks import TASKS, calculator
 from pipeline.tasks.calculator import CALL_CREDIT, EXAMPLES, PROBLEMS, Calculator
 from pipeline.tasks.expressions import evaluate
+from pipeline.user_code.load import load_env_class
 from workers.messages import EnvironmentCall
 
 ROW = {"question": "A box holds 24 pencils. How many pencils are in 10 boxes?", "answer": 240}

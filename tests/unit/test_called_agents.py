@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from pipeline.endpoint.refusal import Refusal
-from pipeline.environments.handle import EnvironmentLost
 from pipeline.errors import TrajectoryError
+from pipeline.processes.environment_handle import EnvironmentLost
 from tests.unit.played_agent import IDLE, play, user
 from workers.messages import EnvironmentReply
 

@@ -8,9 +8,9 @@ from environment_session import less_line
 
 import pipeline as rl
 from pipeline.environments.host import EnvironmentHost
-from pipeline.environments.load import load_env_makers
-from pipeline.environments.source import EnvSource
 from pipeline.tasks.guess import Guess
+from pipeline.user_code.load import load_env_makers
+from pipeline.user_code.source import EnvSource
 from workers.messages import EnvironmentCall
 
 GUESS = "pipeline.tasks.guess:Guess"

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from pipeline.environments.client import EnvironmentClient
-from pipeline.environments.handle import Dropped
 from pipeline.errors import RunError, TrajectoryError
+from pipeline.processes.environment_client import EnvironmentClient
+from pipeline.processes.environment_handle import Dropped
 from workers.message_codec import encode
 from workers.messages import EnvironmentReplies, EnvironmentReply, Environments
 

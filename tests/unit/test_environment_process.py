@@ -11,10 +11,10 @@ import pytest
 from pipeline.env import WRAP_UP
 from pipeline.environments.activity import NUM_BYTES, ActivityBoard
 from pipeline.environments.host import EnvironmentHost
-from pipeline.environments.load import load_env_class, make_first
 from pipeline.environments.process import Server, serve
 from pipeline.errors import ConfigError, ConfigTypeError, RunError
 from pipeline.tasks.guess import Guess
+from pipeline.user_code.load import load_env_class, make_first
 from shm.block import Block
 from workers.messages import (
     Consumed,

@@ -7,10 +7,10 @@ import pytest
 from environment_session import ROW, Quiz, less_line, session, turn
 
 from pipeline.env import Env, TurnResult, check_env_class
-from pipeline.environments.client import EnvironmentClient
 from pipeline.environments.host import EnvironmentHost
 from pipeline.environments.values import MAX_SNAPSHOT_BYTES
 from pipeline.errors import ConfigTypeError
+from pipeline.processes.environment_client import EnvironmentClient
 from workers.messages import EnvironmentReplies
 
 

@@ -6,8 +6,8 @@ import pytest
 
 import pipeline as rl
 from pipeline.environments.activity import private_board
-from pipeline.environments.client import EnvironmentClient
 from pipeline.environments.thread import EnvironmentThread
+from pipeline.processes.environment_client import EnvironmentClient
 
 
 class Changing(rl.Env):

@@ -8,10 +8,10 @@ import pytest
 from pipeline.chat.format import ModelTurn
 from pipeline.chat.tiny import START
 from pipeline.environments.host import EnvironmentHost
-from pipeline.environments.load import load_env_class
 from pipeline.errors import ConfigError
 from pipeline.tasks import TASKS, guess
 from pipeline.tasks.guess import Guess
+from pipeline.user_code.load import load_env_class
 from workers.messages import EnvironmentCall
 
 CHAT = guess.chat_format()

@@ -18,7 +18,7 @@ WITHOUT_TORCH = [
     "pipeline.chat.model_chat",
     "pipeline.commands.cli",
     "pipeline.adapters.reasoning_gym",
-    "pipeline.environments.probe_process",
+    "pipeline.user_code.probe_process",
     "pipeline.environments.process",
     "pipeline.commands.launch",
     "shm.block",

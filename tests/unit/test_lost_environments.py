@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from pipeline.environments.client import MAX_DEATHS, EnvironmentClient
-from pipeline.environments.handle import Dropped, EnvironmentLost
 from pipeline.errors import TrajectoryError
+from pipeline.processes.environment_client import MAX_DEATHS, EnvironmentClient
+from pipeline.processes.environment_handle import Dropped, EnvironmentLost
 from workers.messages import EnvironmentReplies, EnvironmentReply
 
 

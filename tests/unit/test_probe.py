@@ -12,9 +12,9 @@ import pytest
 from probed import Raises, Search
 
 import pipeline as rl
-from pipeline.environments import description, probe
-from pipeline.environments.description import collect_rows, describe, rows_at
-from pipeline.environments.probe import EnvDescription, call_rows, describe_environment, describe_environments, env_rows
+from pipeline.user_code import description, probe
+from pipeline.user_code.description import collect_rows, describe, rows_at
+from pipeline.user_code.probe import EnvDescription, call_rows, describe_environment, describe_environments, env_rows
 
 FILE = str(Path(__file__).with_name("probed.py"))
 
@@ -108,7 +108,7 @@ def test_process_that_dies_is_told_of_with_its_end():
 
 def test_process_dies_with_the_one_that_asks(tmp_path):
     code = (
-        "import pipeline as rl, sys; from pipeline.environments.probe import describe_environment;"
+        "import pipeline as rl, sys; from pipeline.user_code.probe import describe_environment;"
         "describe_environment(rl.EnvSource(sys.argv[1], {'pid_file': sys.argv[2]}))"
     )
     asking = subprocess.Popen([sys.executable, "-c", code, f"{FILE}:Hangs", str(tmp_path / "pid")])

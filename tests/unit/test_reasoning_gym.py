@@ -14,7 +14,7 @@ from test_single_turn import roll_out
 import pipeline as rl
 from pipeline.adapters import reasoning_gym as adapter
 from pipeline.adapters.reasoning_gym import INSTRUCTION, ReasoningGym
-from pipeline.environments.source import EnvSource
+from pipeline.user_code.source import EnvSource
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -7,11 +7,11 @@ import pytest
 from played_tasks import call, play, told
 
 from pipeline.env import as_messages
-from pipeline.environments.load import load_env_class
 from pipeline.errors import ConfigError
 from pipeline.tasks import TASKS, search, search_world
 from pipeline.tasks.search import EXAMPLES, TINY_NAMES, Search, final_name, question_of
 from pipeline.tasks.search_world import NAMES, RELATIONS, make_world
+from pipeline.user_code.load import load_env_class
 
 CHAT = search.chat_format()
 ROW = {"world": 7, "hops": 2}

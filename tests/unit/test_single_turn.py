@@ -13,9 +13,9 @@ from environment_session import less_line, turn
 
 import pipeline as rl
 from pipeline.environments.host import EnvironmentHost
-from pipeline.environments.load import load_env_makers
-from pipeline.environments.single_turn import SingleTurn
-from pipeline.environments.source import EnvSource
+from pipeline.single_turn import SingleTurn
+from pipeline.user_code.load import load_env_makers
+from pipeline.user_code.source import EnvSource
 from workers.message_codec import decode, encode
 from workers.messages import EnvironmentCall, EnvironmentReplies, Environments
 
@@ -198,7 +198,7 @@ def test_answer_comes_to_the_function_as_the_type_it_has_in_the_file():
     ],
 )
 def test_what_can_be_no_reward_is_refused_before_anything_starts(reward, arguments, fault):
-    for env in (SingleTurn, "pipeline.environments.single_turn:SingleTurn"):
+    for env in (SingleTurn, "pipeline.single_turn:SingleTurn"):
         with pytest.raises((rl.ConfigError, rl.ConfigTypeError), match=fault):
             EnvSource(env, {"reward": reward} | arguments)
 

@@ -5,10 +5,10 @@ from typing import Any, Literal
 import pytest
 
 from pipeline.env import Env, tool
-from pipeline.environments.tool_calls import failure_text
 from pipeline.errors import ConfigTypeError
 from pipeline.tool_schema import ArgumentError
 from pipeline.tools import spec_of, tools_of
+from pipeline.user_code.failures import failure_text
 
 
 @tool

@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from pipeline.environments.description import MAX_ANSWER_BYTES, describe
-from pipeline.environments.source import EnvSource, checked_path
 from pipeline.errors import ConfigError, ConfigTypeError
+from pipeline.user_code.description import MAX_ANSWER_BYTES, describe
+from pipeline.user_code.source import EnvSource, checked_path
 from shm.errors import HeadwayError
 from workers.import_path import search_path
 from workers.process import ROOT
 
-MODULE = "pipeline.environments.probe_process"
+MODULE = "pipeline.user_code.probe_process"
 TIMEOUT = 600.0  # seconds; rows of some puzzles take long to make
 REPORT_SECONDS = 10.0  # between two lines that tell of a wait
 

@@ -11,10 +11,10 @@ from typing import Any
 from pipeline.config_checks import quoted, shown, suggestion
 from pipeline.dataset import ENVIRONMENT_KEY, why_not_plain
 from pipeline.env import Env, check_env_class
-from pipeline.environments.importable import import_path_of
-from pipeline.environments.load import MakeEnv, check_arguments, load_env_class
-from pipeline.environments.single_turn import Reward, SingleTurn, check_reward, prompt_of
 from pipeline.errors import ConfigError, ConfigTypeError
+from pipeline.single_turn import Reward, SingleTurn, check_reward, prompt_of
+from pipeline.user_code.importable import import_path_of
+from pipeline.user_code.load import MakeEnv, check_arguments, load_env_class
 from workers.errors import ImportPathError
 from workers.import_path import search_path, split_path
 

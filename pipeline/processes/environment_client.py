@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from pipeline.environments.handle import EnvironmentHandle, EnvironmentLost
 from pipeline.errors import RunError, TrajectoryError
+from pipeline.processes.environment_handle import EnvironmentHandle, EnvironmentLost
 from workers.message_codec import encode
 from workers.messages import EnvironmentCall, EnvironmentReplies, EnvironmentReply, Environments, Message
 

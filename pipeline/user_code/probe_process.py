@@ -1,6 +1,6 @@
 """The process of `probe.py`: it imports users' code, and answers with plain values.
 
-`python -P -m pipeline.environments.probe_process PARENT FILE`: the question comes by stdin, msgpack; the answer, or the
+`python -P -m pipeline.user_code.probe_process PARENT FILE`: the question comes by stdin, msgpack; the answer, or the
 error in one sentence, goes to the descriptor FILE. Standard output is the parent's stderr.
 """
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import msgpack
 
-from pipeline.environments.description import describe, rows_at
-from pipeline.environments.load import load_env_class
 from pipeline.errors import ConfigError, ConfigTypeError
+from pipeline.user_code.description import describe, rows_at
+from pipeline.user_code.load import load_env_class
 from workers.import_path import take_search_path
 from workers.worker_main import become_worker
 

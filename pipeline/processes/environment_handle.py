@@ -13,7 +13,7 @@ from pipeline.errors import TrajectoryError
 from workers.messages import EnvironmentReply
 
 if TYPE_CHECKING:  # the client makes the handles
-    from pipeline.environments.client import EnvironmentClient
+    from pipeline.processes.environment_client import EnvironmentClient
 
 
 class Dropped(Exception):

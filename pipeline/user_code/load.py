@@ -7,8 +7,8 @@ from typing import Any
 
 from pipeline.config_checks import shown
 from pipeline.env import Env, check_env_class
-from pipeline.environments.tool_calls import failure_text
 from pipeline.errors import ConfigError, ConfigTypeError
+from pipeline.user_code.failures import failure_text
 from workers.errors import ImportPathError
 from workers.import_path import find_object
 

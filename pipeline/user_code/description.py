@@ -13,11 +13,10 @@ import msgpack
 
 from pipeline.dataset import check_rows
 from pipeline.env import Env, check_env_class
-from pipeline.environments.host import LOGGER
-from pipeline.environments.load import check_arguments
-from pipeline.environments.tool_calls import failure_text
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.tools import tools_of
+from pipeline.user_code.failures import LOGGER, failure_text
+from pipeline.user_code.load import check_arguments
 from shm.errors import HeadwayError
 from workers.errors import ImportPathError
 from workers.import_path import failing_line, find_object
