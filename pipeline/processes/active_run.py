@@ -1,27 +1,23 @@
 """A run that is under way: its shared memory, its workers, and what connects them. The first failure ends all of it."""
 
 import asyncio
-import os
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
 
 from pipeline.endpoint.openai_endpoint import OpenAIEndpoint
-from pipeline.environments.activity import private_board
-from pipeline.environments.thread import EnvironmentThread
 from pipeline.errors import RunError
 from pipeline.events import EventLog
 from pipeline.gather import gather_all
 from pipeline.processes.environment_client import EnvironmentClient
-from pipeline.processes.environment_watch import EnvironmentWatch
+from pipeline.processes.environment_hosts import EnvironmentHosts
 from pipeline.processes.learner_client import LearnerClient
-from pipeline.processes.restarts import Restarts
 from pipeline.processes.run_blocks import RunBlocks
-from pipeline.processes.run_workers import RunWorkers, process_name
-from pipeline.processes.sampler_client import RequestLimit, SamplerClient
+from pipeline.processes.run_samplers import RunSamplers
+from pipeline.processes.run_workers import RunWorkers
+from pipeline.processes.sampler_client import SamplerClient
 from pipeline.processes.slot_table import SlotTable
 from pipeline.processes.worker_pool import WorkerPool
 from pipeline.processes.worker_watch import WorkerWatch
@@ -29,8 +25,7 @@ from pipeline.run_spec import RunSpec
 from pipeline.user_code.source import EnvSource
 from shm.errors import HeadwayError
 from shm.ledger import WorkerRow
-from workers.errors import CheckpointError, WorkerDied, WorkerFailed
-from workers.messages import Message
+from workers.errors import CheckpointError, WorkerDied
 from workers.model_config import layout
 
 if TYPE_CHECKING:
@@ -64,34 +59,34 @@ class ActiveRun:
         self.ledger = self._blocks.ledger
         self.slots = SlotTable(spec.num_slots, self.ledger.write_lease, self._retired)
         self.workers = RunWorkers(pool, spec, num_environment_processes, log_dir, self._broke)
-        self._limit = RequestLimit(max_requests)
-        self.samplers = [SamplerClient(i, self._limit, self._broke) for i in range(spec.num_samplers)]
         self.learner = LearnerClient(self.workers.learner.send, self._blocks.batches)
-        self.environments: EnvironmentClient | None = None
         self.endpoint: EndpointServer | None = None  # where agents drive the rollouts
         self._watch = WorkerWatch(self.workers, self.ledger)
-        self._sampler_restarts = Restarts("Samplers", self.workers, events, self.fail)
-        self._environment_restarts = Restarts("Environment processes", self.workers, events, self.fail)
-        boards = [self._blocks.activity_board() for _ in self.workers.environments]
-        self._boards = [board for board, _ in boards]
-        self._board_fields = [fields for _, fields in boards]
-        self._environment_watch: EnvironmentWatch | None = None
-        self._thread: EnvironmentThread | None = None
-        self._slot_fields: dict[str, Any] = {}
+        ends = {"fail": self.fail, "on_error": self._broke, "spawn_task": self._spawn_task}
+        self._samplers = RunSamplers(self.workers, self._blocks, events, max_requests, **ends)
+        self._hosts = EnvironmentHosts(spec, env, self.workers, self._blocks, events, log_dir, **ends)
         self._tasks: set[asyncio.Task] = set()
         self._on_failure: list[WeakMethod] = []
 
     @property
+    def samplers(self) -> list[SamplerClient]:
+        return self._samplers.clients
+
+    @property
+    def environments(self) -> EnvironmentClient | None:
+        """None until they are opened."""
+        return self._hosts.client
+
+    @property
     def num_restarts(self) -> int:
         """Of samplers and environment processes, so far."""
-        return self._sampler_restarts.count + self._environment_restarts.count
+        return self._samplers.num_restarts + self._hosts.num_restarts
 
     @property
     def time_rows(self) -> dict[str, WorkerRow]:
         """Where each process that has one books its time, by process name."""
         rows = {name: self.ledger.worker(index) for name, index in self.workers.ledger_rows.items()}
-        boards = zip(self.workers.environments, self._boards, strict=False)  # the board of a thread has no process
-        return rows | {process_name(handle): board.row for handle, board in boards}
+        return rows | self._hosts.time_rows
 
     # --- start and end -------------------------------------------------------------------------------------------
 
@@ -104,9 +99,7 @@ class ActiveRun:
         try:
             if isinstance(self._env, OpenAIEndpoint):  # first: a port that is taken is known at once
                 self.endpoint = await self._env.serve(self.spec.sampling, Path(self._log_dir).parent, self._broke)
-            self.environments = self._open_environments()
-            hosts = range(len(self.workers.environments))
-            await gather_all(*(self._start_environment(host, try_first=True) for host in hosts))
+            await self._hosts.open()
             await self._start_model()
             if self.failure is not None:  # a worker was ready, and died before the others were
                 raise self.failure
@@ -120,60 +113,15 @@ class ActiveRun:
         """The learner, which makes version 0, then the samplers."""
         detail = await self.workers.start(self.workers.learner, self._blocks.learner_config(), self._learner_died)
         self.workers.learner.on_error = self._learner_unheard
-        self._slot_fields = detail["slots"]
         self.slots.published(0, 0)
-        await gather_all(*(self._start_sampler(i) for i in range(len(self.samplers))))
-
-    async def _start_environment(self, host: int, *, try_first: bool = False) -> None:
-        """try_first: the class is tried before the process says that it is ready."""
-        handle = self.workers.environments[host]
-        config = {"activity": self._board_fields[host], "try_first": try_first}
-        config |= self._env.start_config(self.spec.environment_timeout, self.spec.max_tool_chars)
-        await self.workers.start(handle, config, lambda error: self._environment_died(host, error))
-        handle.on_message = self.environments.receive
-        self.environments.back(host)
-
-    def _open_environments(self) -> EnvironmentClient:
-        handles = self.workers.environments
-        if self._env.runs_in_thread:
-            self._boards = [private_board()]
-            self._thread = EnvironmentThread(
-                *self._env.load_makers(),
-                self.spec.environment_timeout,
-                self.spec.max_tool_chars,
-                os.path.join(self._log_dir, "environment-thread.log"),
-                self._boards[0],
-            )
-            client = EnvironmentClient([self._thread.send], self._broke)
-            self._thread.start(self._guarded(client.receive))
-        else:
-            client = EnvironmentClient([handle.send for handle in handles], self._broke)
-        self._environment_watch = EnvironmentWatch(
-            client,
-            self._boards,
-            handles,
-            self._environment_restarts,
-            timeout=self._env.call_timeout(self.spec.environment_timeout),
-            silence=self._env.silence_timeout(self.spec.environment_timeout),
-            log_dir=self._log_dir,
-            fail=self.fail,
-        )
-        return client
+        await self._samplers.start(detail["slots"])
 
     async def _look_after(self) -> None:
         """Bounds on the waits that no process's death ends."""
         while self.failure is None:
             await asyncio.sleep(WATCH_SECONDS)
             self._watch.look()
-            self._environment_watch.look()
-
-    async def _start_sampler(self, index: int) -> None:
-        handle, client = self.workers.samplers[index], self.samplers[index]
-        requests, replies, room, fields = self._blocks.sampler_queues(index)
-        config = self._blocks.sampler_config(index, self._slot_fields) | fields
-        await self.workers.start(handle, config, lambda error: self._sampler_died(index, error))
-        handle.on_message = client.receive
-        client.connect(handle.send, requests, replies, room)
+            self._hosts.look()
 
     async def save_weights(self, version: int, path: str) -> None:
         """Have the learner write the weights of `version`, float32, as the safetensors file `path`; also in a run that
@@ -206,15 +154,14 @@ class ActiveRun:
             # Samplers first: what they have mapped by a CUDA IPC handle must not be freed before they have let go.
             others = (*self.workers.samplers, *self.workers.environments)
             await gather_all(*(handle.end_run(at_once) for handle in others))
-            self._discard_those_at_work()
+            self._hosts.discard_those_at_work()
             await self.workers.learner.end_run(at_once)
         except BaseException:  # cut short, as by a loop that is being closed: who has not let go of the memory, goes
             for handle in self._pool.handles:
                 handle.discard()
             raise
         finally:
-            if self._thread is not None:
-                self._thread.close()
+            self._hosts.close_thread()
             for handle in self._pool.handles:
                 handle.detach()
             self._blocks.close()
@@ -235,13 +182,11 @@ class ActiveRun:
             return
         self.failure = error
         self.slots.lease_returned.set()  # who waits for a slot, too
-        for sampler in self.samplers:
-            sampler.fail(error)
+        self._samplers.fail(error)
         self.learner.fail(error)
         if self.endpoint is not None:
             self.endpoint.fail(error)
-        if self.environments is not None:
-            self.environments.fail(error)
+        self._hosts.fail(error)
         self.workers.fail(error)
         for reference in self._on_failure:
             callback = reference()
@@ -257,54 +202,15 @@ class ActiveRun:
         """Something of the supervisor's own went wrong in a callback, where nobody waits for it."""
         self.fail(_of_a_message(error))
 
-    def _guarded(self, receive: Callable[[Message], None]) -> Callable[[Message], None]:
-        """`receive` as a callback of the loop, which would log what it raises and go on."""
-
-        def call(message: Message) -> None:
-            try:
-                receive(message)
-            except Exception as error:  # a callback of the loop is an outermost frame
-                self._broke(error)
-
-        return call
-
     def _retired(self, version: int) -> None:
-        """Nobody holds `version` any more: samplers may let go of its weights and shared prompts."""
-        for sampler in self.samplers:
-            sampler.release_version(version)
+        """Nobody holds `version` any more."""
+        self._samplers.release_version(version)
 
     def _learner_died(self, error: WorkerDied) -> None:
         self.learner.lose(error)
         self.fail(error)
 
-    def _sampler_died(self, index: int, error: WorkerDied) -> None:
-        """A dead sampler is restarted; its trajectories keep their leases, so the same versions are still there. One
-        that broke a rule is not: it would be asked the same again.
-        """
-        self.samplers[index].disconnect()
-        if isinstance(error, WorkerFailed):
-            self.fail(error)
-        elif self.failure is None:
-            start = partial(self._start_sampler, index)
-            self._spawn_task(self._sampler_restarts.restart(self.workers.samplers[index], start, error))
-
-    def _environment_died(self, host: int, error: WorkerDied) -> None:
-        """Another process takes its place; its trajectories start again, or go on, there or elsewhere."""
-        if isinstance(error, WorkerFailed):
-            self.fail(error)
-        elif self.failure is None:
-            start = partial(self._start_environment, host)
-            self._spawn_task(self._environment_watch.replace(host, error, start))
-
-    def _discard_those_at_work(self) -> None:
-        """Users' code that has not ended with its run must not go on beside the next one's; nor may a process that is
-        being started read of memory that is about to go.
-        """
-        for handle, board in zip(self.workers.environments, self._boards, strict=False):
-            if not handle.ready or board.look().everyone:
-                handle.discard()
-
-    def _spawn_task(self, coroutine: Any) -> None:
+    def _spawn_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._task_ended)

@@ -1,0 +1,81 @@
+"""The samplers of one run: their clients, and a new process where one has died."""
+
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from pipeline.events import EventLog
+from pipeline.gather import gather_all
+from pipeline.processes.restarts import Restarts
+from pipeline.processes.run_blocks import RunBlocks
+from pipeline.processes.run_workers import RunWorkers
+from pipeline.processes.sampler_client import RequestLimit, SamplerClient
+from workers.errors import WorkerDied, WorkerFailed
+
+
+class RunSamplers:
+    """`clients` in the order of the processes."""
+
+    def __init__(
+        self,
+        workers: RunWorkers,
+        blocks: RunBlocks,
+        events: EventLog,
+        max_requests: int,
+        *,
+        fail: Callable[[BaseException], None],
+        on_error: Callable[[Exception], None],
+        spawn_task: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        """max_requests: at all samplers at once. fail(error) ends the run; on_error gets what goes wrong where nobody
+        waits; spawn_task runs a coroutine until it or the run ends.
+        """
+        self._workers = workers
+        self._blocks = blocks
+        self._fail = fail
+        self._spawn_task = spawn_task
+        self._restarts = Restarts("Samplers", workers, events, fail)
+        self._slot_fields: dict[str, Any] = {}
+        limit = RequestLimit(max_requests)
+        self.clients = [SamplerClient(index, limit, on_error) for index in range(len(workers.samplers))]
+
+    @property
+    def num_restarts(self) -> int:
+        """So far."""
+        return self._restarts.count
+
+    async def start(self, slot_fields: dict[str, Any]) -> None:
+        """Have all of them serve. slot_fields: where the weights are, from the learner's Ready. Raises what
+        `RunWorkers.start` does.
+        """
+        self._slot_fields = slot_fields
+        await gather_all(*(self._start(index) for index in range(len(self.clients))))
+
+    def release_version(self, version: int) -> None:
+        """Nobody holds `version` any more: they may let go of its weights and shared prompts."""
+        for client in self.clients:
+            client.release_version(version)
+
+    def fail(self, error: BaseException) -> None:
+        """The run has failed: whoever waits for a segment gets `error`."""
+        for client in self.clients:
+            client.fail(error)
+
+    async def _start(self, index: int) -> None:
+        handle, client = self._workers.samplers[index], self.clients[index]
+        requests, replies, room, fields = self._blocks.sampler_queues(index)
+        config = self._blocks.sampler_config(index, self._slot_fields) | fields
+        await self._workers.start(handle, config, lambda error: self._died(index, error))
+        handle.on_message = client.receive
+        client.connect(handle.send, requests, replies, room)
+
+    def _died(self, index: int, error: WorkerDied) -> None:
+        """A dead sampler is restarted; its trajectories keep their leases, so the same versions are still there. One
+        that broke a rule is not: it would be asked the same again.
+        """
+        self.clients[index].disconnect()
+        if isinstance(error, WorkerFailed):
+            self._fail(error)
+        elif self._workers.failure is None:
+            start = partial(self._start, index)
+            self._spawn_task(self._restarts.restart(self._workers.samplers[index], start, error))
