@@ -5,7 +5,6 @@ ledger before the learner is asked to step, the learner's gate reads them, and n
 at the new version before its answer says that the weights are in their slot.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pipeline.rollouts.rollouts import Rollouts
 from pipeline.rollouts.sampling_counters import SamplingCounters
 from pipeline.schedule import Batch, Blocked, Scheduler
 from pipeline.trainer_config import TrainerConfig
+from pipeline.training.batch_waits import BatchWaits
 from pipeline.training.batches import TrainingBatch, make_batch
 from pipeline.training.intake import DataUsedUp, Intake
 from pipeline.training.learning_rate import learning_rate
@@ -30,7 +30,7 @@ from pipeline.training.step_metrics import StepMetrics, timing
 from pipeline.training.updates import Updates
 from pipeline.training_rows import Rows
 from pipeline.trajectory import Group, Trajectory
-from pipeline.waits import REPORT_SECONDS, Culprit, Waits
+from pipeline.waits import Waits
 
 ValidateBatch = Callable[[Sequence[Trajectory], dict[str, float]], None]
 
@@ -64,7 +64,6 @@ class TrainingLoop:
         self._config = config
         self._run = run
         self._scheduler = scheduler
-        self._rollouts = rollouts
         self._validate_batch = validate_batch
         self._samples = samples
         self._mix = mix
@@ -78,6 +77,17 @@ class TrainingLoop:
         self._metrics = StepMetrics(run, scheduler, self.intake, self.received, self.waits, counters, self.time_account)
         self._updates = Updates(run, clock)
         self._overlap = overlap_of(config, validates=validate_batch is not None)
+        self._batch_waits = BatchWaits(
+            config,
+            run,
+            scheduler,
+            rollouts,
+            self.intake,
+            self.waits,
+            self.time_account,
+            clock,
+            ended_by=self._ended_by,
+        )
         self._training = 0  # the batch that the learner has; 0: none
         self._stepping: Batch | None = None  # the latest that the learner was asked to step with
 
@@ -139,7 +149,7 @@ class TrainingLoop:
         if self._validate_batch is not None:
             self._validate_batch([one for group in groups for one in group.trajectories], metrics)
         updated = training.rows.num_rows > 0
-        slot = await self._free_slot(n) if updated else None
+        slot = await self._batch_waits.free_slot(n) if updated else None
         self._log_batch(n, batch, training)
         if self._samples is not None:
             self._samples.write(n, self._scheduler.version, groups, training.advantages)
@@ -170,10 +180,8 @@ class TrainingLoop:
         return Step(n, self._scheduler.version, metrics)
 
     def _check_goes_on(self) -> None:
-        if self._stop:
-            raise Stopped
-        if self._run.failure is not None:
-            raise self._run.failure
+        if (error := self._ended_by()) is not None:
+            raise error
         if self._scheduler.finished:
             done, replaced = self._scheduler.batches, self._scheduler.replaced
             raise RunError(
@@ -181,15 +189,14 @@ class TrainingLoop:
                 "given up, and no row was left to replace them. Ask for fewer steps, or set repeat_dataset."
             )
 
-    # --- waiting -------------------------------------------------------------------------------------------------
+    def _ended_by(self) -> BaseException | None:
+        """What keeps another update from beginning."""
+        return Stopped() if self._stop else self._run.failure
 
     async def _next_batch(self, n: int, streamed: StreamedBatch | None) -> Batch:
         """Pull finished groups one at a time until the schedule names a batch; with overlap, train meanwhile."""
         while isinstance(choice := self._scheduler.select(), Blocked):
-            if self._scheduler.pull_counts_as_wait():
-                self.waits.begin_counting(self._culprit(choice).why)
-            result = await self._pull(n, choice)
-            self.waits.end_counting()
+            result = await self._batch_waits.next_result(n, choice)
             if isinstance(result, DataUsedUp):
                 self._check_goes_on()
                 continue
@@ -203,71 +210,6 @@ class TrainingLoop:
                 await self._submit(n, rows)
         self.waits.end()
         return choice
-
-    async def _pull(self, n: int, blocked: Blocked) -> Group | DataUsedUp:
-        """The next result, in order of completion. Raises what ended the run."""
-        if self.intake.empty:
-            self.waits.begin(n, self._culprit(blocked))
-        self.time_account.switch("waiting")
-        while True:
-            try:
-                result = await self.intake.get(REPORT_SECONDS)
-                break
-            except TimeoutError:
-                self.waits.report(self._culprit(blocked))
-        self.time_account.switch("busy")
-        if isinstance(result, BaseException):
-            self.waits.end()
-            raise result
-        return result
-
-    def _culprit(self, blocked: Blocked) -> Culprit:
-        trajectory, doing = self._rollouts.doing(blocked.group)
-        if blocked.why == "ready":
-            detail = f"too few finished groups; group {blocked.group} is the oldest unfinished one ({doing})"
-            if self._config.stale_policy == "wait":
-                detail += f"; {self._scheduler.pending} of {self._config.groups_per_step} are finished"
-            return Culprit("ready", blocked.group, trajectory, detail)
-        deadline = self._scheduler.deadline(blocked.group)
-        detail = f"group {blocked.group} must train by version {deadline}; trajectory {trajectory} is in: {doing}"
-        return Culprit(doing, blocked.group, trajectory, detail)
-
-    async def _free_slot(self, n: int) -> int:
-        """The slot for the version after this batch. Under `wait` one is free, but for the last request of a group that
-        was given up; otherwise trajectories under old versions may hold them all, and end without the trainer's help.
-        """
-        slots, began = self._run.slots, self._clock()
-        while (slot := slots.slot_for_next()) is None:
-            culprit = self._slot_culprit()
-            self.waits.begin(n, culprit)
-            self.time_account.switch("waiting")
-            self._run.slots.lease_returned.clear()
-            try:
-                async with asyncio.timeout(REPORT_SECONDS):
-                    await self._run.slots.lease_returned.wait()
-            except TimeoutError:
-                self.waits.report(culprit)
-            self.waits.slot_seconds = self._clock() - began
-            self.time_account.switch("busy")
-            if self._stop or self._run.failure is not None:
-                self.waits.end()
-                self._check_goes_on()
-        self.waits.end()
-        return slot
-
-    def _slot_culprit(self) -> Culprit:
-        holder = self._rollouts.holding_oldest()
-        num_slots = self._run.spec.num_slots
-        if holder is None:
-            return Culprit("slot", None, None, f"all {num_slots} weight slots are leased, by an evaluation at least")
-        group, trajectory, doing = holder
-        detail = (
-            f"all {num_slots} weight slots are leased; trajectory {trajectory} holds the oldest version, and is in: "
-            f"{doing}"
-        )
-        return Culprit("slot", group, trajectory, detail)
-
-    # --- training ------------------------------------------------------------------------------------------------
 
     async def _submit(self, n: int, rows: Rows) -> None:
         """Hand the learner rows of batch `n`; waits for it while too much of the batch is with it already."""
