@@ -17,7 +17,7 @@ since no more than T <= (1 + K)·G are ever owed and a full batch takes G of the
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from math import ceil
@@ -136,6 +136,29 @@ class Scheduler:
         self._owed: dict[int, int] = {}  # wait only: admitted, not trained -> version at admission, in order
         self._ready: set[int] = set()  # wait only: owed and received
         self._arrived: deque[tuple[int, tuple[int, ...] | None]] = deque()  # keep, mask_span: untrained results
+
+    @classmethod
+    def resumed(
+        cls,
+        rules: ScheduleRules,
+        *,
+        version: int,
+        batches: int,
+        admitted: int,
+        replaced: int,
+        unconsumed: Mapping[int, tuple[int, Collection[int]]],
+    ) -> "Scheduler":
+        """Where an earlier run stood, none of whose untrained results is received yet: they come once more.
+
+        unconsumed: group -> (version at admission, members that have trained, of a group that came in parts).
+        """
+        made = cls(rules)
+        made.version, made.batches, made.admitted, made.replaced = version, batches, admitted, replaced
+        made._unfinished = {group: set(trained) for group, (_, trained) in sorted(unconsumed.items())}
+        if rules.stale_policy == "wait":
+            made._owed = {group: admitted_at for group, (admitted_at, _) in sorted(unconsumed.items())}
+        made._check_invariant()
+        return made
 
     @property
     def finished(self) -> bool:
