@@ -19,6 +19,10 @@ class RunError(HeadwayError, RuntimeError):
     """A run cannot go on; the message says why in one sentence."""
 
 
+class JournalError(RunError):
+    """What a run has written for its resume can't be read or doesn't fit together; the message names file and place."""
+
+
 class TrajectoryError(RunError):
     """A trajectory failed in user code; the message names group, member, the call and the cause."""
 

@@ -133,17 +133,18 @@ def weigh(
     return Rows(
         lengths=lengths[kept_R],
         tokens=flat.tokens[kept_N],
-        weights=_by_prediction(weights, 0)[kept_N],
-        scales=_by_prediction(scales, 0)[kept_N],
-        behaviour_logprobs=_by_prediction(flat.logprobs, 0)[kept_N],
-        versions=_by_prediction(flat.versions, -1)[kept_N],
+        weights=by_prediction(weights, 0)[kept_N],
+        scales=by_prediction(scales, 0)[kept_N],
+        behaviour_logprobs=by_prediction(flat.logprobs, 0)[kept_N],
+        versions=by_prediction(flat.versions, -1)[kept_N],
         groups=np.array([owner.group for owner in owners], dtype=np.int32),
         members=np.array([owner.member for owner in owners], dtype=np.int32),
         first_tokens=np.array(flat.row_first_tokens, dtype=np.int32)[kept_R],
     )
 
 
-def _by_prediction(values_N: np.ndarray, empty: int) -> np.ndarray:
+def by_prediction(values_N: np.ndarray, empty: int) -> np.ndarray:
+    """Each token's value at the entry that predicts it, one before its own."""
     shifted = np.full_like(values_N, empty)
     shifted[:-1] = values_N[1:]
     return shifted

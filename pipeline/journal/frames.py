@@ -1,0 +1,137 @@
+"""How one file of the journal is laid out: a header, then records, each with its length and a checksum.
+
+    header   magic 8 bytes, format u32, ordinal u32, checksum u32 over the three
+    record   marker 4 bytes, length u32, synced u64, checksum u32, then `length` bytes
+
+The checksum covers the file's ordinal, the record's place, its length, `synced` and its bytes, so that a block of an
+older file, or a record that was moved, never passes for one. `synced`: so many bytes of the file were on the disk for
+certain when the record was written. Behind the last such place a power failure may leave anything: what is broken
+there was never acted on and is cut off. Before it, nothing may be broken.
+"""
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from pipeline.errors import JournalError
+
+FORMAT = 1
+MAX_RECORD = 1 << 30  # bytes; the largest batch has some 8 a token, and a write takes no more than 2 GiB at once
+
+_MAGIC = b"HEADWAYJ"
+_HEADER = struct.Struct("<8sIII")
+_MARKER = b"\xabREC"
+_FRAME = struct.Struct("<4sIQI")
+_SEARCHED = 1 << 20  # bytes read at once when looking for whole records behind a broken one
+
+HEADER_BYTES = _HEADER.size
+
+
+def header(ordinal: int) -> bytes:
+    """What file `ordinal` begins with."""
+    start = struct.pack("<8sII", _MAGIC, FORMAT, ordinal)
+    return start + struct.pack("<I", zlib.crc32(start))
+
+
+def frame(data: bytes, ordinal: int, place: int, synced: int) -> bytes:
+    """What goes in front of a record's bytes, at byte `place` of the file."""
+    return _FRAME.pack(_MARKER, len(data), synced, _checksum(data, ordinal, place, synced))
+
+
+class FrameReader:
+    """The records of one file, in order, one in memory at a time. `end`: where the last whole one ends.
+
+    is_last: no file follows, so the run may have died in writing it: what is broken at its end was never acted on.
+    Raises JournalError for a file that is not of the journal or of this format, and for damage anywhere else.
+    """
+
+    def __init__(self, path: Path, ordinal: int, is_last: bool) -> None:
+        self.end = 0
+        self._path = path
+        self._ordinal = ordinal
+        self._is_last = is_last
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            with open(self._path, "rb") as file:
+                yield from self._records(file, os.fstat(file.fileno()).st_size)
+        except OSError as error:
+            raise JournalError(f"{self._path} can't be read: {error.strerror}; see to that file.") from error
+
+    def _records(self, file: BinaryIO, size: int) -> Iterator[bytes]:
+        found = file.read(HEADER_BYTES)
+        if found != header(self._ordinal):
+            # The run may have died before it was on the disk; then no record follows.
+            is_torn = len(found) < HEADER_BYTES or not any(found)
+            if not (self._is_last and is_torn and not _synced_behind(file, self._ordinal, 0, size)):
+                raise self._wrong_header(found)
+            return
+        self.end = HEADER_BYTES
+        while self.end < size:
+            data = _whole_record(file, self._ordinal, self.end, size)
+            if data is None:
+                if not self._is_last or _synced_behind(file, self._ordinal, self.end, size) > self.end:
+                    raise JournalError(
+                        f"{self._path} is damaged at byte {self.end}, where a whole record was on the disk before. "
+                        "Put back a good copy of the file; without it the run can't be resumed."
+                    )
+                return
+            self.end += _FRAME.size + len(data)
+            yield data
+
+    def _wrong_header(self, found: bytes) -> JournalError:
+        if len(found) == HEADER_BYTES and found[:8] == _MAGIC and _HEADER.unpack(found)[1] != FORMAT:
+            return JournalError(
+                f"{self._path} has format {_HEADER.unpack(found)[1]}, and this version of Headway reads {FORMAT}; "
+                "resume the run with the version that began it."
+            )
+        return JournalError(
+            f"{self._path} does not begin as file {self._ordinal} of a journal does; it was damaged or renamed. Put "
+            "back a good copy; without it the run can't be resumed."
+        )
+
+
+def _whole_record(file: BinaryIO, ordinal: int, place: int, size: int) -> bytes | None:
+    """The record at `place`; None if no whole one is there."""
+    file.seek(place)
+    found = file.read(_FRAME.size)
+    if len(found) < _FRAME.size:
+        return None
+    marker, length, synced, checksum = _FRAME.unpack(found)
+    # Lengths are checked before memory is taken for them.
+    if marker != _MARKER or length > MAX_RECORD or place + _FRAME.size + length > size or synced > place:
+        return None
+    data = file.read(length)
+    return data if len(data) == length and checksum == _checksum(data, ordinal, place, synced) else None
+
+
+def _synced_behind(file: BinaryIO, ordinal: int, place: int, size: int) -> int:
+    """How many bytes were on the disk for certain, as the last whole record behind `place` says; 0: none is there."""
+    latest, at = 0, place + 1
+    while at < size:
+        file.seek(at)
+        found = file.read(_SEARCHED)
+        offset = found.find(_MARKER)
+        if offset < 0:
+            if at + len(found) >= size:
+                break
+            at += max(1, len(found) - len(_MARKER) + 1)
+            continue
+        at += offset
+        data = _whole_record(file, ordinal, at, size)
+        if data is None:
+            at += 1
+            continue
+        file.seek(at)
+        latest = _FRAME.unpack(file.read(_FRAME.size))[2]
+        if latest > place:
+            break
+        at += _FRAME.size + len(data)
+    return latest
+
+
+def _checksum(data: bytes, ordinal: int, place: int, synced: int) -> int:
+    return zlib.crc32(data, zlib.crc32(struct.pack("<IQIQ", ordinal, place, len(data), synced)))
