@@ -125,6 +125,8 @@ def _fitted_spec(model: Supervisor, engine: EngineConfig, *, concurrency: int, *
         environment_timeout=engine.environment_timeout,
         environment_processes=engine.environment_processes,
         max_tool_chars=budget.tool_output_tokens * MAX_CHARS_PER_TOKEN,
+        worker_timeout=model.worker_timeout,
+        max_restarts=model.max_restarts,
         check_weights=model.check_weights,
         **training,
     )

@@ -41,6 +41,8 @@ class RunSpec:
     environment_timeout: float = 600.0  # seconds that one call into an environment may take
     environment_processes: int | None = None  # None: by the cores
     max_tool_chars: int | None = None  # where an environment's process cuts a tool's result; None: nowhere
+    worker_timeout: float = 60.0  # seconds without a sign of life after which a worker is killed
+    max_restarts: int = 5  # of processes of one kind within ten minutes
     check_weights: bool = False  # checksum mode: samplers verify their slots before every step
 
     @property

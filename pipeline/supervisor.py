@@ -38,8 +38,10 @@ class Supervisor:
     "tiny" the words of the task `guess`). samplers: sampler processes. device: auto, cpu or cuda. dtype: what
     samplers and learner compute in, float32 or bfloat16; the learner's own weights, gradients and optimizer state are
     float32 either way. slots: copies of the weights (default `max_staleness + 2`, with an evaluator one more). kv_gib:
-    GiB of each sampler's KV cache. check_weights: samplers verify a checksum before every step (tests). Use it in
-    `with`; leaving ends every process. Raises ConfigError for what can't be.
+    GiB of each sampler's KV cache. worker_timeout: seconds without a sign of life after which a sampler or the learner
+    is killed and replaced. max_restarts: how often processes of one kind may be replaced within ten minutes.
+    check_weights: samplers verify a checksum before every step (tests). Use it in `with`; leaving ends every process.
+    Raises ConfigError for what can't be.
     """
 
     def __init__(
@@ -55,6 +57,8 @@ class Supervisor:
         dtype: str = "float32",
         slots: int | None = None,
         kv_gib: float | None = None,
+        worker_timeout: float = 60.0,
+        max_restarts: int = 5,
         model_config: ModelConfig | None = None,
         check_weights: bool = False,
     ) -> None:
@@ -73,6 +77,10 @@ class Supervisor:
         check_integer(self, "slots", minimum=1, unit="copies of the weights", optional=True)
         self.kv_gib = kv_gib
         check_number(self, "kv_gib", above=0.0, optional=True)
+        self.worker_timeout = worker_timeout
+        check_number(self, "worker_timeout", above=0.0)
+        self.max_restarts = max_restarts
+        check_integer(self, "max_restarts", minimum=0, unit="replaced processes")
         self.check_weights = check_weights
         check_flag(self, "check_weights")
         self._pool = WorkerPool()

@@ -36,6 +36,7 @@ from pipeline.schedule import BATCH_ORDERS, STALE_POLICIES
 SAMPLING_POLICIES = ("trajectory", "segment")
 FAILURE_POLICIES = ("stop", "replace")
 ZERO_VARIANCE_POLICIES = ("train", "replace")
+STALL_POLICIES = ("continue", "stop")
 ADVANTAGES = (GroupCentered, Batchwise)
 MAX_PROCESSES = 1024  # that run environments: beyond it, a slip that would fill the machine
 
@@ -124,6 +125,10 @@ class TrainerConfig:
     log_samples: int = option(1, "trajectories of each batch that samples.jsonl tells of, with their conversations")
     allow_trajectory_loss: bool = option(False, "needed for what leaves sampled trajectories or spans untrained")
     allow_unbounded_staleness: bool = option(False, "needed for stale_policy keep")
+    stall_timeout: float = option(
+        300.0, "seconds in which nothing moves, after which stall-<time>.json tells what every process is at"
+    )
+    on_stall: str = option("continue", "what the run does then: continue, or stop with an error")
 
     def __post_init__(self) -> None:
         for name, classes in (
@@ -150,6 +155,8 @@ class TrainerConfig:
         check_choice(self, "batch_order", BATCH_ORDERS)
         check_choice(self, "on_failure", FAILURE_POLICIES)
         check_choice(self, "zero_variance", ZERO_VARIANCE_POLICIES)
+        check_number(self, "stall_timeout", above=0.0)
+        check_choice(self, "on_stall", STALL_POLICIES)
         for flag in ("repeat_dataset", "shuffle", "allow_trajectory_loss", "allow_unbounded_staleness"):
             check_flag(self, flag)
         self._check_sampling()

@@ -64,6 +64,8 @@ EVAL_EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
             "samplers",
             "dtype",
             "kv_gib",
+            "worker_timeout",
+            "max_restarts",
             "run_dir",
         ),
     ),

@@ -37,6 +37,8 @@ def supervisor_of(config: SharedConfig, *, init: str | None, slots: int | None =
         dtype=config.dtype,
         slots=slots,
         kv_gib=config.kv_gib,
+        worker_timeout=config.worker_timeout,
+        max_restarts=config.max_restarts,
     )
 
 

@@ -31,6 +31,10 @@ class SharedConfig:
     kv_gib: float | None = option(
         None, "GiB of each sampler's KV cache; none: for what can run at once, within a share"
     )
+    worker_timeout: float = option(
+        60.0, "seconds without a sign of life after which a sampler or the learner is killed and replaced"
+    )
+    max_restarts: int = option(5, "times that processes of one kind may be replaced within ten minutes")
     run_dir: str | None = option(None, "where the files go; none: runs/<time>")
 
     def check_shared(self) -> None:
@@ -40,6 +44,8 @@ class SharedConfig:
         check_choice(self, "device", ("cpu", "cuda"))
         check_integer(self, "samplers", minimum=1, unit="sampler processes")
         check_number(self, "kv_gib", above=0.0, optional=True)
+        check_number(self, "worker_timeout", above=0.0)
+        check_integer(self, "max_restarts", minimum=0, unit="replaced processes")
         check_class(self, "workload", (WorkloadConfig,))
         _check_language(self)
 

@@ -61,7 +61,7 @@ class ActiveRun:
         self.workers = RunWorkers(pool, spec, num_environment_processes, log_dir, self._broke)
         self.learner = LearnerClient(self.workers.learner.send, self._blocks.batches)
         self.endpoint: EndpointServer | None = None  # where agents drive the rollouts
-        self._watch = WorkerWatch(self.workers, self.ledger)
+        self._watch = WorkerWatch(self.workers, self.ledger, spec.worker_timeout)
         ends = {"fail": self.fail, "on_error": self._broke, "spawn_task": self._spawn_task}
         self._samplers = RunSamplers(self.workers, self._blocks, events, max_requests, **ends)
         self._hosts = EnvironmentHosts(spec, env, self.workers, self._blocks, events, log_dir, **ends)

@@ -10,8 +10,7 @@ from pipeline.processes.run_workers import RunWorkers
 from pipeline.processes.worker_handle import WorkerHandle
 from workers.errors import WorkerDied, WorkerFailed
 
-MAX_RESTARTS = 5  # within RESTART_WINDOW_SECONDS; more is no accident
-RESTART_WINDOW_SECONDS = 600.0
+RESTART_WINDOW_SECONDS = 600.0  # more than max_restarts within it are no accidents
 
 
 class Restarts:
@@ -40,7 +39,10 @@ class Restarts:
         while self._workers.failure is None:
             if is_accident and self._too_many():
                 self._fail(
-                    RunError(f"{self._kind} died {len(self._accidents)} times within ten minutes. The last: {error}")
+                    RunError(
+                        f"{self._kind} died {len(self._accidents)} times within ten minutes, but max_restarts is "
+                        f"{self._workers.max_restarts}. The last: {error}"
+                    )
                 )
                 return
             self._workers.respawn(handle)
@@ -61,4 +63,4 @@ class Restarts:
         self._accidents.append(now)
         while now - self._accidents[0] > RESTART_WINDOW_SECONDS:
             self._accidents.popleft()
-        return len(self._accidents) > MAX_RESTARTS
+        return len(self._accidents) > self._workers.max_restarts

@@ -37,6 +37,7 @@ class RunWorkers:
         self.samplers = [handle("sampler", i, spec.sampler_threads) for i in range(spec.num_samplers)]
         self.environments = [handle("environment", i, 1) for i in range(num_environment_processes)]
         self.failure: BaseException | None = None
+        self.max_restarts = spec.max_restarts
         self._pool = pool
         self._log_dir = log_dir
         self._on_error = on_error

@@ -195,7 +195,7 @@ def test_dead_learner_ends_the_run_with_one_sentence(model, tmp_path):
 
 
 def test_environment_process_that_dies_again_and_again_ends_the_run(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.processes.restarts.MAX_RESTARTS", 2)
+    monkeypatch.setattr(model, "max_restarts", 2)
     trainer = make_trainer(model, tmp_path / "run")
 
     def kill(step):

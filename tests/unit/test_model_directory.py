@@ -131,6 +131,8 @@ def test_tiny_starts_from_a_tiny_models_weights(tmp_path):
         ({"template_options": {"a": 1}}, ["template_options and tool_format belong to a model directory", "tiny"]),
         ({"tool_format": "xml"}, ["tool_format is 'xml'", '"hermes"']),
         ({"kv_gib": 0}, ["kv_gib is 0", "above 0"]),
+        ({"worker_timeout": 0}, ["worker_timeout is 0", "above 0"]),
+        ({"max_restarts": -1}, ["max_restarts is -1", "at least 0"]),
     ],
 )
 def test_what_is_no_model_is_refused(arguments, parts):

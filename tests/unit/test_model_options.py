@@ -62,6 +62,8 @@ def test_template_options_and_tool_format_reach_the_model(directory, tmp_path):
     assert source.template_options == {"a": False, "b": 2, "c": "x"} and source.tool_format == "llama3"
     model = make_supervisor(parse_here("--model", directory, "--kv-gib", "0.5", "--slots", "9"))
     assert (model.kv_gib, model.slots) == (0.5, 9)
+    model = make_supervisor(parse_here("--model", directory, "--worker-timeout", "7.5", "--max-restarts", "0"))
+    assert (model.worker_timeout, model.max_restarts) == (7.5, 0)
 
 
 @pytest.mark.parametrize(

@@ -255,6 +255,7 @@ SETTINGS = {
     "batch_order": ["--batch-order", "admission"],
     "repeat_dataset": ["--repeat-dataset", "false"],
     "on_failure": ["--on-failure", "replace"],
+    "on_stall": ["--on-stall", "stop"],
     "zero_variance": ["--zero-variance", "replace"],
     "priority": ["--priority", "predicted_length"],
     "oversample_factor": ["--oversample-factor", "1.5"],
