@@ -29,7 +29,3 @@ class TrajectoryError(RunError):
 
 class TemplateError(TrajectoryError):
     """A model's chat template can't render a conversation; the message names the template and its reason."""
-
-
-class JournalError(RunError):
-    """What is on disk of a run can't be read, or contradicts itself; the message names the file and the place."""

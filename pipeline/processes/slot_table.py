@@ -48,6 +48,11 @@ class SlotTable:
         """The versions that can be leased."""
         return [version for version in self._versions if version != EMPTY]
 
+    @property
+    def leased(self) -> list[int]:
+        """The versions that somebody holds."""
+        return [version for version, count in zip(self._versions, self._leases, strict=True) if count]
+
     def lease(self, version: int) -> int:
         """One more hold on `version`; returns its slot."""
         slot = self.slot_of(version)

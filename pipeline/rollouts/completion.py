@@ -6,6 +6,7 @@ closes as soon as a member that has started and not ended has added `max_straggl
 tokens of all requests that end in one instant before the ends of members in it.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from pipeline.config import GroupCompletion
@@ -48,6 +49,15 @@ class GroupProgress:
     def discards(self) -> bool:
         """Whether members that are stopped leave nothing behind."""
         return self._rule.on_stragglers == "discard"
+
+    def resume(self, handed_over: Collection[int]) -> Decision:
+        """In an earlier run the group was closed, and these members went out."""
+        self._unfinished.difference_update(handed_over)
+        self._num_ended += len(handed_over)
+        self.closed = True
+        if self.discards:
+            return Decision(stop=tuple(sorted(self._unfinished)), cause=GROUP_DISCARD)
+        return NOTHING
 
     def started(self, member: int) -> Decision:
         """The member makes its first request."""

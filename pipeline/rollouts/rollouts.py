@@ -7,8 +7,8 @@ What comes out are `Group`s, whole or in parts, and, where failed groups are rep
 import asyncio
 import hashlib
 import heapq
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from pipeline.chat.format import ChatFormat
 from pipeline.config import GroupCompletion
@@ -27,6 +27,16 @@ from pipeline.rollouts.trajectory_requests import TrajectoryRequests
 from pipeline.schedule import Admission
 from pipeline.trainer_config import EngineConfig
 from pipeline.trajectory import Group, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class KeptMembers:
+    """What of a group an earlier run has done. handed_over: members that went out in a part. ended: those that wait for
+    the others.
+    """
+
+    handed_over: Collection[int] = ()
+    ended: Mapping[int, Trajectory] = field(default_factory=dict)
 
 
 class Rollouts:
@@ -77,10 +87,10 @@ class Rollouts:
         self._tasks: set[asyncio.Task] = set()
         run.on_failure(self.interrupt)
 
-    def start(self, admissions: Sequence[Admission]) -> None:
-        """Queue the trajectories of newly admitted groups."""
+    def start(self, admissions: Sequence[Admission], kept: Mapping[int, KeptMembers] | None = None) -> None:
+        """Queue the trajectories of newly admitted groups. kept: what an earlier run has done of some of them."""
         for admission in admissions:
-            self._groups[admission.group] = RunningGroup(
+            running = self._groups[admission.group] = RunningGroup(
                 admission,
                 self._rows[admission.row],
                 self._group_size,
@@ -92,9 +102,16 @@ class Rollouts:
             # Lengths are compared within a version only: else short rows would wait behind those of newer versions.
             version = admission.version if self._oldest_first or order == PREDICTED_LENGTH else 0
             priority = priority_of(order, version, admission.row, self._lengths)
-            for member in range(self._group_size):
+            if kept is not None and admission.group in kept:
+                running.resume(kept[admission.group].handed_over, kept[admission.group].ended)
+            for member in filter(running.wants, range(self._group_size)):
                 heapq.heappush(self._queue, (priority, admission.group, member))
+        self._forget_done()
         self._start_queued()
+
+    def _forget_done(self) -> None:
+        for group in [group for group, running in self._groups.items() if running.done]:
+            del self._groups[group]
 
     def row_id(self, row: int) -> str | int | None:
         """The id of the row of this index, if it has one."""

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,8 +61,19 @@ class RunningGroup:
         self._began = time.monotonic()
         self._waiting: dict[int, Trajectory] = {}  # ended, and not handed over
         self._tokens = 0  # generated so far by all members, but those handed over
-        self._left_out: set[int] = set()  # stopped before they ran
+        self._left_out: set[int] = set()  # that need not run: stopped before, or an earlier run's
         self._attempts: Counter[int] = Counter()  # how often each member has started again
+
+    def resume(self, handed_over: Collection[int], ended: Mapping[int, Trajectory]) -> None:
+        """Go on where an earlier run stood: these members went out, and those have ended and wait for the others."""
+        if handed_over:
+            self._left_out.update(handed_over)
+            self._follow(self._progress.resume(handed_over))
+        for member, trajectory in ended.items():
+            self._left_out.add(member)
+            self._tokens += trajectory.generated_tokens
+            self._waiting[member] = trajectory
+            self._follow(self._progress.ended(member))
 
     def wants(self, member: int) -> bool:
         """Whether a member that does not run yet may still be let in."""
