@@ -13,8 +13,8 @@ from typing import Any
 
 from pipeline.config_checks import check_choice, check_number, option, required
 from pipeline.errors import ConfigError
-from workers.errors import ImportPathError
-from workers.import_path import is_file, split_path
+from pipeline.user_code.named import split_named
+from workers.import_path import is_file
 
 NORMALIZATIONS = ("token", "sequence", "batch", "sum", "prompt")
 
@@ -125,10 +125,7 @@ class CustomLoss:
                 f"CustomLoss.path is {self.path!r}; name the function as module:function, such as my_losses:clipped."
             )
         if is_file(self.path.partition(":")[0]):
-            try:
-                split_path(self.path, "loss", "my_losses:clipped")
-            except ImportPathError as error:
-                raise ConfigError(str(error)) from error
+            split_named(self.path, "loss", "my_losses:clipped")
             return
         why = _why_not_found(*self.path.split(":"))
         if why is not None:

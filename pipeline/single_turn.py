@@ -7,8 +7,7 @@ from typing import Any
 from pipeline.config_checks import check_parameters, shown, suggestion
 from pipeline.env import ChatMessage, Env, TrajectoryView, TurnResult, as_messages, is_empty_prompt
 from pipeline.errors import ConfigError, ConfigTypeError
-from workers.errors import ImportPathError
-from workers.import_path import find_object
+from pipeline.user_code.named import find_named
 
 # reward(text of the turn, row) -> a finite number of any kind
 Reward = Callable[[str, dict[str, Any]], float | Awaitable[float]]
@@ -96,8 +95,5 @@ def check_reward(reward: Any, name: str) -> Reward:
 @functools.cache
 def _load(path: str) -> Reward:
     """The function at `path`, once per process."""
-    try:
-        found = find_object(path, "reward", "my_rewards:exact")
-    except ImportPathError as error:
-        raise ConfigError(str(error)) from error
+    found = find_named(path, "reward", "my_rewards:exact")
     return check_reward(found, path)

@@ -1,43 +1,24 @@
 """`[[environment]]` tables of a TOML file: several environments, each with its rows, that one run mixes by weight."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from pipeline.commands.arguments import Given
 from pipeline.commands.option_values import as_written, convert
-from pipeline.commands.options import option_table, text_of
-from pipeline.commands.workload_config import EnvironmentTable
+from pipeline.commands.options import EXPOSED, option_table, text_of
+from pipeline.commands.workload_config import EnvironmentTable, WorkloadConfig
 from pipeline.commands.workload_options import absolute_sources
 from pipeline.config_checks import suggestion
 from pipeline.errors import ConfigError
 from shm.errors import HeadwayError
 
 MIX = "environment"  # the key of the tables
-TABLE_OPTIONS = option_table(
-    (
-        (
-            EnvironmentTable,
-            (
-                "name",
-                "weight",
-                "env",
-                "env_arguments",
-                "data",
-                "reward",
-                "task",
-                "tool_latency",
-                "prompt_field",
-                "answer_field",
-                "id_field",
-                "allow_empty_prompts",
-                "system_prompt",
-                "holdout",
-                "eval_data",
-            ),
-        ),
-    )
-)
+OF_ENVIRONMENT = {spec.name for spec in fields(EnvironmentTable)}
+# Its own, then those of a run's that are an environment's.
+TABLE_FIELDS = ("name", "weight", *(name for name in dict(EXPOSED)[WorkloadConfig] if name in OF_ENVIRONMENT))
+TABLE_OPTIONS = option_table(((EnvironmentTable, TABLE_FIELDS),))
 
 
 def read_tables(found: Any, path: Path) -> tuple[EnvironmentTable, ...]:

@@ -12,8 +12,7 @@ from pipeline.config_checks import check_parameters
 from pipeline.env import Env, TrajectoryView, TurnResult
 from pipeline.environments.tool_threads import TOOL_THREADS
 from pipeline.errors import ConfigError, ConfigTypeError
-from workers.errors import ImportPathError
-from workers.import_path import find_object
+from pipeline.user_code.named import find_named
 
 PARAMETERS = ("row", "base_url", "api_key")
 
@@ -57,10 +56,7 @@ class AgentEnv(Env):
 
 def find_agent(path: str) -> Callable:
     """The function at `path`; ConfigError in a sentence if there is none."""
-    try:
-        found = find_object(path, "agent", "my_agents:solve")
-    except ImportPathError as error:
-        raise ConfigError(str(error)) from error
+    found = find_named(path, "agent", "my_agents:solve")
     if not callable(found):
         raise ConfigError(f"The agent {path!r} is {found!r:.100}, which can't be called; name a function.")
     try:

@@ -17,9 +17,9 @@ from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.tools import tools_of
 from pipeline.user_code.failures import LOGGER, failure_text
 from pipeline.user_code.load import check_arguments
+from pipeline.user_code.named import find_named
 from shm.errors import HeadwayError
-from workers.errors import ImportPathError
-from workers.import_path import failing_line, find_object
+from workers.import_path import failing_line
 
 MAX_ANSWER_BYTES = 2**30  # of all rows together, as messages carry them
 
@@ -55,10 +55,7 @@ def describe(env_class: type[Env], arguments: Mapping[str, Any], seed: int | Non
 
 def rows_at(path: str) -> list[dict[str, Any]]:
     """The rows that the function at `path` gives."""
-    try:
-        found = find_object(path, "data", "my_data:rows")
-    except ImportPathError as error:
-        raise ConfigError(str(error)) from error
+    found = find_named(path, "data", "my_data:rows")
     if not callable(found):
         raise ConfigTypeError(f"The data {path} is {type(found).__name__}; name a function that gives the rows.")
     return collect_rows(_call(found, path), path)

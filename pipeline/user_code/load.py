@@ -9,8 +9,7 @@ from pipeline.config_checks import shown
 from pipeline.env import Env, check_env_class
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.user_code.failures import failure_text
-from workers.errors import ImportPathError
-from workers.import_path import find_object
+from pipeline.user_code.named import find_named
 
 MakeEnv = Callable[[], Env]
 
@@ -19,10 +18,7 @@ def load_env_class(path: str) -> type[Env]:
     """The environment class at `module:Class` or `path/to/file.py:Class`. Raises ConfigError in one sentence if it
     can't be had, and ConfigTypeError if it is no environment.
     """
-    try:
-        found = find_object(path, "environment", "my_envs:Search")
-    except ImportPathError as error:
-        raise ConfigError(str(error)) from error
+    found = find_named(path, "environment", "my_envs:Search")
     check_env_class(found, path)
     return found
 

@@ -19,7 +19,8 @@ import msgpack
 
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.user_code.description import MAX_ANSWER_BYTES, describe
-from pipeline.user_code.source import EnvSource, checked_path
+from pipeline.user_code.named import checked_path
+from pipeline.user_code.source import EnvSource
 from shm.errors import HeadwayError
 from workers.import_path import search_path
 from workers.process import ROOT

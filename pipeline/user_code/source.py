@@ -15,8 +15,8 @@ from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.single_turn import Reward, SingleTurn, check_reward, prompt_of
 from pipeline.user_code.importable import import_path_of
 from pipeline.user_code.load import MakeEnv, check_arguments, load_env_class
-from workers.errors import ImportPathError
-from workers.import_path import search_path, split_path
+from pipeline.user_code.named import checked_path
+from workers.import_path import search_path
 
 EXAMPLE = "my_envs:Search"
 
@@ -193,19 +193,3 @@ def _reward_for_others(reward: Any) -> Any:
         return checked_path(reward, "reward", "my_rewards:exact")
     check_reward(reward, shown(reward))
     return import_path_of(reward) or reward
-
-
-def checked_path(path: str, what: str, example: str, *, or_itself: bool = True) -> str:
-    """The path, that of a file made absolute; nothing is imported. or_itself: it may be given itself, too. Raises
-    ConfigError.
-    """
-    try:
-        place, name = split_path(path, what, example)
-    except ImportPathError as error:
-        raise ConfigError(str(error)) from error
-    if place == "__main__":
-        raise ConfigError(
-            f"The {what} is {path!r}, but no other process can import the script itself; put it into a module of its "
-            f"own{', or give it itself instead of its name' if or_itself else ''}."
-        )
-    return f"{place}:{name}"
