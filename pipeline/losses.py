@@ -141,7 +141,7 @@ def loss_record(loss: Loss) -> dict[str, Any]:
     own = {f.name: getattr(loss, f.name) for f in fields(loss) if f.name != "normalize"}
     if isinstance(loss, CustomLoss):
         if is_file(loss.path.partition(":")[0]):
-            own["path"] = ":".join(split_path(loss.path, "loss", "my_losses:clipped"))
+            own["path"] = ":".join(split_named(loss.path, "loss", "my_losses:clipped"))
         own["sys_path"] = [os.path.abspath(entry) for entry in sys.path]  # "" is the current directory
     return {"name": type(loss).__name__} | own
 

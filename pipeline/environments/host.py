@@ -38,7 +38,6 @@ from workers.messages import EnvironmentCall, EnvironmentReply
 GRACE_SECONDS = 5.0  # what a cancelled call has to end in, before it is answered without it
 LEAST_SECONDS = 0.001  # a call with less left than this has used its time up
 
-
 _log = logging.getLogger(LOGGER)
 
 
@@ -46,8 +45,8 @@ class EnvironmentHost:
     """The trajectories of one event loop, each with its own environment from `make_env`.
 
     `make_env` may be a mapping, for a mix: then each row's "environment" names its maker. `name` is the environment
-    class's, for messages; `timeout` is the seconds that one call may take; a tool's result
-    is cut at `max_tool_chars` (the trajectory's loop then cuts it at its tokens), so that no process swallows more.
+    class's, for messages; `timeout` is the seconds that one call may take; a tool's result is cut at `max_tool_chars`
+    (the trajectory's loop then cuts it at its tokens), so that no process swallows more.
     """
 
     def __init__(
