@@ -1,10 +1,11 @@
-"""Write what the docs take from elsewhere: docs/files.md, the options' table, and the measured one of docs/async.md.
+"""Write what the docs take from elsewhere: docs/files.md, tables of options and metrics, the measured one, contents.
 
 `make docs` runs this. Sources are the code, and the stored result of the staleness bench.
 """
 
 import ast
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -91,6 +92,14 @@ def metrics_page(page: str) -> str:
     return renewed(page, metrics_table())
 
 
+def decisions_page(page: str) -> str:
+    """docs/decisions.md with the links to its headings renewed."""
+    titles = re.findall(r"^## (.+)$", page, re.MULTILINE)
+    anchors = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+    links = [f"[{title}](#{anchor})" for title, anchor in zip(titles, anchors, strict=True)]
+    return renewed(page, " ·\n".join(links))
+
+
 def renewed(page: str, section: str) -> str:
     """The page with `section` between its two marks."""
     before, _, rest = page.partition(BEGIN)
@@ -98,8 +107,12 @@ def renewed(page: str, section: str) -> str:
     return before + BEGIN + section + "\n" + END + after
 
 
+# Pages of which a part is written here.
+PAGES = {"options": options_page, "async": async_page, "metrics": metrics_page, "decisions": decisions_page}
+
+
 def main() -> None:
-    for name, renew in (("options", options_page), ("async", async_page), ("metrics", metrics_page)):
+    for name, renew in PAGES.items():
         path = ROOT / "docs" / f"{name}.md"
         path.write_text(renew(path.read_text(encoding="utf-8")), encoding="utf-8")
     (ROOT / "docs" / "files.md").write_text(files_page(), encoding="utf-8")

@@ -35,6 +35,12 @@ def test_measured_table_is_that_of_the_stored_result(update):
     assert page.count(update.BEGIN) == page.count(update.END) == 1
 
 
+def test_decisions_begin_with_links_to_their_headings(update):
+    page = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8")
+    assert page == update.decisions_page(page), "run `make docs`"
+    assert "[Users' code, and other packages' environments](#users-code-and-other-packages-environments)" in page
+
+
 def test_every_file_is_listed_with_its_purpose(update):
     page = (ROOT / "docs" / "files.md").read_text(encoding="utf-8")
     assert page == update.files_page(), "run `make docs`"
