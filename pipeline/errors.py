@@ -20,7 +20,7 @@ class RunError(HeadwayError, RuntimeError):
 
 
 class JournalError(RunError):
-    """What a run has written for its resume can't be read or doesn't fit together; the message names file and place."""
+    """What is on disk of a run can't be read, or contradicts itself; the message names the file and the place."""
 
 
 class TrajectoryError(RunError):

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.errors import JournalError, RunError
-from pipeline.journal.frames import HEADER_BYTES, MAX_RECORD, FrameReader, frame, header
+from pipeline.journal.frames import HEADER_BYTES, MAX_RECORD, FrameReader, events_at_start, frame, header
 from pipeline.journal.record_codec import pack_record, unpack_record
-from pipeline.journal.records import Record
+from pipeline.journal.records import Record, events_of
 
 DIRECTORY = "journal"
 
@@ -32,6 +32,7 @@ class Journal:
         self._ordinal = -1
         self._size = 0
         self._synced = 0
+        self._events = 0
         try:
             self.directory.mkdir(exist_ok=True)
         except OSError as error:
@@ -46,10 +47,10 @@ class Journal:
         if self._file >= 0:
             self.sync()
         else:
-            cut_torn_end(self.directory)
+            self._events = cut_torn_end(self.directory)
         found = _ordinals(self.directory)
         ordinal = found[-1] + 1 if found else 0
-        path, start, file = _path_of(self.directory, ordinal), header(ordinal), -1
+        path, start, file = _path_of(self.directory, ordinal), header(ordinal, self._events), -1
         try:
             file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             if os.write(file, start) < len(start):
@@ -77,7 +78,9 @@ class Journal:
                 f"A {type(record).__name__} record of {len(data):,} bytes is too large for the journal, which takes "
                 f"{MAX_RECORD:,}. Use fewer groups_per_step, or shorter trajectories."
             )
-        self._write(frame(data, self._ordinal, self._size, self._synced), data)
+        events = self._events + len(events_of(record))
+        self._write(frame(data, self._ordinal, self._size, self._synced, events), data)
+        self._events = events
 
     def sync(self) -> None:
         """Wait until all records are on the disk: some milliseconds."""
@@ -146,8 +149,8 @@ def read(run_dir: str | os.PathLike[str], from_ordinal: int) -> Iterator[Record]
 
 
 def cut_torn_end(directory: Path) -> int:
-    """Cut off what a death left torn at the end of the last file; how many bytes it was. A file whose header never
-    reached the disk goes as a whole. Raises JournalError for other damage.
+    """Cut off what a death left torn at the end of the last file. Returns how many events stand for all records. A file
+    whose header never reached the disk goes as a whole. Raises JournalError for other damage.
     """
     found = _ordinals(directory)
     if not found:
@@ -157,18 +160,30 @@ def cut_torn_end(directory: Path) -> int:
     for _ in reader:
         pass
     try:
-        torn = path.stat().st_size - reader.end
         if reader.end < HEADER_BYTES:
             path.unlink()
-        else:
-            with open(path, "r+b") as file:
-                if torn:
-                    file.truncate(reader.end)
-                os.fsync(file.fileno())  # a killed run's last records may be with the system only
-        _sync_directory(directory)
+            _sync_directory(directory)
+            return cut_torn_end(directory)
+        with open(path, "r+b") as file:
+            if path.stat().st_size > reader.end:
+                file.truncate(reader.end)
+            os.fsync(file.fileno())  # a killed run's last records may be with the system only
     except OSError as error:
         raise JournalError(f"{path} can't be mended: {error.strerror}; see to that file.") from error
-    return torn
+    return reader.events
+
+
+def events_before(run_dir: str | os.PathLike[str]) -> dict[int, int]:
+    """Ordinal of each file -> how many events of the audit log stand for the records of those before it. A last file
+    whose header never reached the disk is passed over.
+    """
+    directory = Path(run_dir) / DIRECTORY
+    found = _ordinals(directory)
+    return {
+        ordinal: events
+        for ordinal in found
+        if (events := events_at_start(_path_of(directory, ordinal), ordinal, is_last=ordinal == found[-1])) is not None
+    }
 
 
 def _ordinals(directory: Path) -> list[int]:

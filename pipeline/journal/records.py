@@ -96,6 +96,21 @@ class GivenUp:
 Record = Admitted | Ready | BatchRecord | GivenUp
 
 
+def events_of(record: Record) -> tuple[tuple[str, int], ...]:
+    """(event, group or step) of the audit log that stand for a record, in order; none for a part without members."""
+    match record:
+        case Admitted():
+            return (("admitted", record.group),)
+        case Ready():
+            return (("ready", record.group.group),) if record.group.trajectories else ()
+        case BatchRecord():
+            return (("batch", record.step),)
+        case GivenUp("filtered"):  # a group that was whole
+            return ("ready", record.group), ("filtered", record.group)
+        case GivenUp():
+            return (("failed", record.group),)
+
+
 def chunk_of(rows: Rows) -> ChunkRecord:
     """What the journal keeps of rows that are sent; `rows_of` gives them back."""
     generated_N = rows.versions >= 0

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from pipeline.errors import JournalError, RunError
 from pipeline.journal import frames, journal_files
-from pipeline.journal.journal_files import Journal, read
-from pipeline.journal.records import Admitted, GivenUp
+from pipeline.journal.journal_files import Journal, events_before, read
+from pipeline.journal.records import Admitted, GivenUp, Ready
+from pipeline.trajectory import Group
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +109,7 @@ def test_a_byte_changed_in_what_was_synced_is_damage(tmp_path, ordinal):
     written(tmp_path, 2, 3, sync_after=[3])  # of the last file, all but its last record
     file = path(tmp_path, ordinal)
     good = file.read_bytes()
-    on_disk = len(good) if ordinal == 0 else len(good) - 20 - len(journal_files.pack_record(record(4)))
+    on_disk = len(good) if ordinal == 0 else len(good) - 28 - len(journal_files.pack_record(record(4)))
     for place in range(on_disk):
         file.write_bytes(good[:place] + bytes([good[place] ^ 0x55]) + good[place + 1 :])
         with pytest.raises(JournalError, match=rf"{file.name} (is damaged at byte|does not begin|has format)"):
@@ -141,6 +142,20 @@ def test_a_power_failure_loses_only_what_was_not_synced(tmp_path_factory, synced
     assert resumed.begin() == 1
     assert numbers(run_dir) == found
     shutil.rmtree(run_dir)
+
+
+def test_files_tell_how_many_events_stand_for_what_came_before(tmp_path):
+    journal = written(tmp_path, 2, 0)
+    assert events_before(tmp_path) == {0: 0, 1: 2}
+    journal.append(GivenUp("filtered", 9, "zero_variance", 0))  # two events, `ready` and `filtered`
+    journal.append(Ready(Group(9, 0, 0, [])))  # none
+    journal.close()
+    assert Journal(tmp_path).begin() == 2
+    assert events_before(tmp_path) == {0: 0, 1: 2, 2: 4}
+    path(tmp_path, 2).write_bytes(path(tmp_path, 2).read_bytes()[:9])
+    assert events_before(tmp_path) == {0: 0, 1: 2}
+    assert Journal(tmp_path).begin() == 2
+    assert events_before(tmp_path) == {0: 0, 1: 2, 2: 4}
 
 
 def test_a_file_under_another_name_is_refused(tmp_path):
