@@ -6,7 +6,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from pipeline.events import EventLog
 from pipeline.memory.estimate import HOST
 from pipeline.model_directory import TINY_NAME, TOOL_FORMATS, ModelSource, open_model, open_tiny
 from pipeline.processes.active_run import ActiveRun
+from pipeline.processes.learner_history import LearnerHistory
 from pipeline.processes.worker_pool import WorkerPool
 from pipeline.run_spec import RunSpec
 from pipeline.tasks import TASKS
@@ -159,9 +160,19 @@ class Supervisor:
         return {HOST: host_memory()} | {gpu: gpu_memory(int(gpu.removeprefix("cuda:"))) for gpu in gpus}
 
     async def open_run(
-        self, spec: RunSpec, env: EnvSource, events: EventLog, log_dir: str, max_requests: int
+        self,
+        spec: RunSpec,
+        env: EnvSource,
+        events: EventLog,
+        log_dir: str,
+        max_requests: int,
+        history: LearnerHistory | None = None,
+        first_version: int = 0,
+        republish: Sequence[int] = (),
     ) -> ActiveRun:
-        """Start a run's processes, or use them again. One run at a time, from the main thread."""
+        """Start a run's processes, or use them again. One run at a time, from the main thread. history, first_version,
+        republish: see `ActiveRun`.
+        """
         deadline = time.monotonic() + EARLIER_RUN_SECONDS
         while self._run is not None:  # a run whose loop the caller has left may be ending just now
             if time.monotonic() > deadline:
@@ -173,7 +184,18 @@ class Supervisor:
             )
         default = max(1, len(os.sched_getaffinity(0)) // 4)
         num_environment_processes = (spec.environment_processes or default) if env.runs_in_processes else 0
-        run = ActiveRun(spec, env, self._pool, events, log_dir, max_requests, num_environment_processes)
+        run = ActiveRun(
+            spec,
+            env,
+            self._pool,
+            events,
+            log_dir,
+            max_requests,
+            num_environment_processes,
+            history,
+            first_version,
+            republish,
+        )
         self._run = run
         try:
             await run.open()

@@ -6,6 +6,7 @@ version.
 """
 
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,8 @@ from workers.messages import (
     Saved,
 )
 from workers.model import init_flat
-from workers.model_files.flat_weights import load_flat, save_weights
+from workers.model_files.flat_weights import load_flat, remove_unfinished, save_weights
+from workers.model_files.optimizer_file import save_optimizer
 from workers.packing import TrainingRows
 from workers.serving import HEARTBEAT_SECONDS, ends_run, introduce, serve_run
 from workers.training import Trainee
@@ -178,15 +180,27 @@ class Learner:
         try:
             if message.version != version:
                 raise CheckpointError(f"The learner is at version {version}, so version {message.version} isn't saved.")
-            num_bytes = save_weights(
-                message.path,
-                self._trainee.flat,
-                self._trainee.config,
-                beat=lambda: self._row.beat(Activity.BUSY),
-            )
+            num_bytes = self._write(message)
         except CheckpointError as broken:
             error = str(broken)
         self._channel.send(Saved(version=version, num_bytes=num_bytes, error=error, consumed=self._inbox.consumed))
+
+    def _write(self, message: Save) -> int:
+        """The files that it asks for, all or none; returns their bytes. Raises CheckpointError."""
+
+        def beat() -> None:
+            self._row.beat(Activity.BUSY)
+
+        remove_unfinished(message.path)
+        num_bytes = save_weights(message.path, self._trainee.flat, self._trainee.config, beat=beat)
+        if message.optimizer_path is not None:
+            try:
+                remove_unfinished(message.optimizer_path)
+                num_bytes += save_optimizer(message.optimizer_path, self._trainee.optimizer_state, beat)
+            except CheckpointError:
+                Path(message.path).unlink(missing_ok=True)
+                raise
+        return num_bytes
 
     def _pass_gate(self, message: OptimStep) -> None:
         """Refuse the step unless every segment is young enough and everyone left behind can still train in time.

@@ -233,10 +233,13 @@ class Published(Message):
 
 @dataclass(slots=True)
 class Save(Message):
-    """Supervisor → learner: write the weights of `version`, float32, as the safetensors file `path`."""
+    """Supervisor → learner: write the weights of `version`, float32, as the safetensors file `path`, and the
+    optimizer's state as `optimizer_path`, unless that is null.
+    """
 
     version: int
     path: str
+    optimizer_path: str | None
 
 
 @dataclass(slots=True)

@@ -209,6 +209,11 @@ class Trainee:
             with torch.no_grad():
                 self._compute.copy_(self.flat)
 
+    @property
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """By name, not copied."""
+        return self._optimizer.state()
+
     def optimizer_step(self, lr: float, gradient_scale: float = 1.0, batch: int | None = None) -> dict[str, float]:
         """Scale the gradient, clip it, step. `train/grad_norm` is the norm after scaling and before clipping.
 

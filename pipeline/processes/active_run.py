@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
@@ -14,6 +14,7 @@ from pipeline.gather import gather_all
 from pipeline.processes.environment_client import EnvironmentClient
 from pipeline.processes.environment_hosts import EnvironmentHosts
 from pipeline.processes.learner_client import LearnerClient
+from pipeline.processes.learner_history import LearnerHistory
 from pipeline.processes.run_blocks import RunBlocks
 from pipeline.processes.run_samplers import RunSamplers
 from pipeline.processes.run_workers import RunWorkers
@@ -48,8 +49,17 @@ class ActiveRun:
         log_dir: str,
         max_requests: int,
         num_environment_processes: int,
+        history: LearnerHistory | None = None,
+        first_version: int = 0,
+        republish: Sequence[int] = (),
     ) -> None:
+        """history: what a learner that dies comes back from; None: its death ends the run. first_version: where the run
+        goes on, after replay from the history; republish: older versions that can be leased again from the start.
+        """
+        if first_version or republish:
+            raise RunError(f"A run can't be opened at version {first_version} yet.")
         self.spec = spec
+        self._history = history
         self._env = env
         self.events = events
         self.failure: BaseException | None = None
@@ -123,14 +133,16 @@ class ActiveRun:
             self._watch.look()
             self._hosts.look()
 
-    async def save_weights(self, version: int, path: str) -> None:
-        """Have the learner write the weights of `version`, float32, as the safetensors file `path`; also in a run that
-        has failed. Cut short, it ends the learner, which would go on writing. Raises CheckpointError, or WorkerDied.
+    async def save_weights(self, version: int, path: str, optimizer_path: str | None = None) -> None:
+        """Have the learner write the weights of `version`, float32, as the safetensors file `path`, and the optimizer's
+        state as `optimizer_path`; also in a run that has failed. Cut short, it ends the learner, which would go on
+        writing. Raises CheckpointError, or WorkerDied.
         """
         if not self.learner_serves:
             raise CheckpointError(f"The learner is gone, so version {version} can't be saved.")
         try:
-            await self.learner.save(version, path, layout(self.spec.model).num_bytes("float32"))
+            num_bytes = layout(self.spec.model).num_bytes("float32") * (1 if optimizer_path is None else 3)
+            await self.learner.save(version, path, optimizer_path, num_bytes)
         except (asyncio.CancelledError, GeneratorExit, RunError):
             self.workers.learner.discard()
             raise

@@ -97,12 +97,13 @@ class LearnerClient:
         except TimeoutError:
             raise RunError(f"The learner has not answered its update for {SAVE_SECONDS:g} s.") from None
 
-    async def save(self, version: int, path: str, num_bytes: int) -> None:
-        """Have it write `version`'s weights as the safetensors file `path`, of about `num_bytes`. It may be asked after
-        the run has failed, too: what it can't do is be dead. Raises CheckpointError when it could not write them.
+    async def save(self, version: int, path: str, optimizer_path: str | None, num_bytes: int) -> None:
+        """Have it write `version`'s weights, and the optimizer's state unless `optimizer_path` is None, as safetensors
+        files of about `num_bytes`. It may be asked after the run has failed, too: what it can't do is be dead. Raises
+        CheckpointError when it could not write them.
         """
         self._saving = asyncio.get_running_loop().create_future()
-        self._send(Save(version=version, path=path))
+        self._send(Save(version=version, path=path, optimizer_path=optimizer_path))
         seconds = SAVE_SECONDS + num_bytes / SLOW_DISK_BYTES_PER_SECOND
         try:
             saved = await asyncio.wait_for(self._saving, seconds)

@@ -36,7 +36,7 @@ EXAMPLES = [
         batch=1, from_version=3, to_version=4, slot=2, groups=[4, 5], epoch=9, lr=1e-3, gradient_scale=0.125
     ),
     messages.Published(version=4, slot=2, metrics={"train/grad_norm": 1.5}, consumed=5),
-    messages.Save(version=4, path="run/checkpoints/.tmp-version-4/model.safetensors"),
+    messages.Save(version=4, path="run/.tmp-4/model.safetensors", optimizer_path="run/.tmp-4/optimizer.safetensors"),
     messages.Saved(version=4, num_bytes=2**40, error="No room.", consumed=5),
     messages.Environments(calls=[CALL]),
     messages.EnvironmentReplies(replies=[REPLY, REPLY._replace(error="It broke.", tools=[])]),

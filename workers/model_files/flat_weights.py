@@ -90,7 +90,7 @@ def write_tensors(
     header = _header(tensors, dtype)
     num_bytes = len(header) + sum(tensor.numel() * dtype.itemsize for tensor in tensors.values())
     require_space(path.parent, num_bytes)
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    temporary = path.with_name(f"{_unfinished(path)}{os.getpid()}")
     try:
         with open(temporary, "wb") as file:
             file.write(header)
@@ -113,6 +113,21 @@ def write_tensors(
     finally:
         temporary.unlink(missing_ok=True)
     return num_bytes
+
+
+def remove_unfinished(path: Path | str) -> None:
+    """Of a writer of `path` that was killed at it; no other may be at work there. Raises CheckpointError."""
+    path = Path(path)
+    try:
+        for left in [file for file in path.parent.iterdir() if file.name.startswith(_unfinished(path))]:
+            left.unlink()
+    except OSError as error:
+        raise CheckpointError(f"{path.parent} can't be written to: {error.strerror}; see to that place.") from error
+
+
+def _unfinished(path: Path) -> str:
+    """How the name begins of a file that is to become `path`."""
+    return f".{path.name}.tmp-"
 
 
 def _header(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> bytes:
