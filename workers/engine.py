@@ -13,6 +13,7 @@ two: its undelivered tokens are dropped, and it starts again from its context.
 """
 
 from collections import deque
+from collections.abc import Callable
 from time import perf_counter
 
 import numpy as np
@@ -47,9 +48,10 @@ class Engine:
         stop_ids: tuple[int, ...] = (),
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
         """`kv_tokens`: capacity of the KV pool. The windows of running sequences need about as much again, when all
-        run.
+        run. beat: called in each layer of a pass: a sign of life.
         """
         if kv_tokens < 1 or max_batch_tokens < 1:
             raise EngineError(f"kv_tokens is {kv_tokens} and max_batch_tokens {max_batch_tokens}; both must be >= 1.")
@@ -68,13 +70,14 @@ class Engine:
         device = torch.device(device)
         self._rope = RopeTable(config, device, dtype)
         self._cache = KVTables(kv_tokens)
-        self._store = KVStore(config, self._cache, dtype, device)
+        self._store = KVStore(config, self._cache, dtype, device, beat)
         self._state = SeatState(self._cache.num_seats)
         self._weights: dict[int, Weights] = {}
         self._live: dict[int, EngineRequest] = {}  # by seat
         self._waiting: deque[int] = deque()  # seats, oldest request first
         self._running: dict[int, np.ndarray] = {}  # version -> seats
         self._num_arrivals = 0
+        self.num_computed = 0  # tokens that went through the model
         self.num_taken_back = 0  # times a running request had to give its KV back
         self.num_tokens_dropped = 0  # by those of them that were over mixed KV
 
@@ -276,6 +279,7 @@ class Engine:
         weights = self._weights[version]
         hidden = decode(weights, self._config, self._rope, store.tensor(tokens), store.tensor(work.position), work)
         store.end(work)
+        self.num_computed += len(tokens)
         has_token = cache.computed[seats] == cache.length[seats]
         if not has_token.all():
             seats = seats[has_token]

@@ -5,6 +5,7 @@
 (`batching.attention_groups`), in which a sequence keeps its lane while it runs.
 """
 
+from collections.abc import Callable
 from math import prod
 
 import numpy as np
@@ -32,7 +33,16 @@ class _Lanes:
 class KVStore:
     """Single-threaded. Memory: the pool, and windows of about the running sequences' KV again, padded."""
 
-    def __init__(self, config: ModelConfig, cache: KVTables, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        cache: KVTables,
+        dtype: torch.dtype,
+        device: torch.device,
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
+        """beat: a sign of life, given in each layer of a pass."""
+        self._beat = beat
         self._config = config
         self._cache = cache
         self._dtype, self._device = dtype, device
@@ -85,7 +95,7 @@ class KVStore:
                 )
             )
             begin, token = here.stop, tokens.stop
-        return Pass(seats, takes, sequence, position, attentions)
+        return Pass(seats, takes, sequence, position, attentions, self._beat)
 
     def end(self, done: "Pass") -> None:
         """Copy what the pass computed to the pool, and note it."""
@@ -161,9 +171,10 @@ class Pass:
     """One forward pass of one version; `model.Attend`. Its tokens lie end to end, sequence by sequence.
 
     seats, takes int64 [B]: who takes part, with how many tokens; sequence (index into seats), position int64 [N].
+    beat: called once a layer.
     """
 
-    __slots__ = ("attentions", "position", "sequence", "seats", "takes")
+    __slots__ = ("attentions", "beat", "position", "sequence", "seats", "takes")
 
     def __init__(
         self,
@@ -172,7 +183,9 @@ class Pass:
         sequence: np.ndarray,
         position: np.ndarray,
         attentions: list[WindowAttention],
+        beat: Callable[[], None],
     ) -> None:
+        self.beat = beat
         self.seats = seats
         self.takes = takes
         self.sequence = sequence
@@ -181,6 +194,7 @@ class Pass:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [N, H, h], k and v [N, K, h] -> [N, H, h]."""
+        self.beat()
         if len(self.attentions) == 1:
             return self.attentions[0](layer, q, k, v)
         outs, begin = [], 0

@@ -6,6 +6,7 @@ their own: the gradient of a gather is then a gather too, where autograd's would
 in no fixed order on CUDA).
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,10 +90,15 @@ class PackedAttention:
     """The `attend` of one micro-batch.
 
     windows: per layer how many positions a query sees, its own included, 0 for all; () for no window in any layer.
+    beat: called once a layer, and once more when its gradient comes back: on CUDA from autograd's thread, while the
+    one that asked for the gradient waits.
     """
 
-    def __init__(self, packing: Packing, windows: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, packing: Packing, windows: tuple[int, ...] = (), beat: Callable[[], None] = lambda: None
+    ) -> None:
         self.windows = windows
+        self.beat = beat
         self.packing = packing
         self.shape = packing.shape
         # Rows of one length that have nothing in common already lie as [B, T].
@@ -100,6 +106,9 @@ class PackedAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [N, H, h], k and v [N, K, h] -> [N, H, h]."""
+        self.beat()
+        if q.requires_grad:
+            q.register_hook(self._beat_backward)
         is_grouped = q.shape[1] != k.shape[1]
         q, k, v = self._spread(q), self._spread(k), self._spread(v)
         window = self.windows[layer] if self.windows else 0
@@ -109,6 +118,9 @@ class PackedAttention:
             attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_grouped)
         attended = attended.transpose(1, 2).flatten(0, 1)
         return _Pack.apply(attended, self.packing.pack_index) if self.is_padded else attended
+
+    def _beat_backward(self, gradient: Tensor) -> None:
+        self.beat()
 
     def _spread(self, x: Tensor) -> Tensor:
         padded = _Pad.apply(x, self.packing) if self.is_padded else x

@@ -65,6 +65,7 @@ class Sampler:
             stop_ids=tuple(sampling["stop_ids"]),
             device=config["device"],
             dtype=DTYPES[config["dtype"]],
+            beat=lambda: self._row.beat(Activity.BUSY),
         )
 
     def begin(self) -> dict[str, Any]:
@@ -73,10 +74,9 @@ class Sampler:
 
     def loop(self) -> Message:
         """Serve; returns the message that ends the run."""
-        num_segments = 0
         while True:
             activity = self._activity()
-            self._row.beat(activity, num_segments)
+            self._row.beat(activity, self.engine.num_computed)
             message = self._channel.receive(0.0 if self.engine.has_work else HEARTBEAT_SECONDS)
             while message is not None:
                 if ends_run(message):
@@ -90,7 +90,6 @@ class Sampler:
                     self._verify_weights()
                 finished = self.engine.step()
                 if finished:
-                    num_segments += len(finished)
                     self._send(finished)
             report = self._inbox.report()
             if report is not None:

@@ -111,7 +111,7 @@ class Trainee:
         """Add the gradient of the rows' loss to `flat_grad` (from zero if `zero_gradients`), and measure them.
 
         version: the learner's; it tells which tokens are of age 0. batch only names the batch in errors. beat
-        is called before each micro-batch: a sign of life. Raises RowsError for rows that break their rules, and
+        is called before each micro-batch, and in each layer both ways: a sign of life. Raises RowsError for rows that break their rules, and
         NonFiniteError for a loss that is not finite: the gradients are then void, the parameters and the optimizer as
         before.
         """
@@ -128,7 +128,7 @@ class Trainee:
             sources.append(micro_batch.sources)
             with torch.set_grad_enabled(micro_batch.needs_gradient):
                 with forward:
-                    losses, result = self._forward(micro_batch, rows, version)
+                    losses, result = self._forward(micro_batch, rows, version, beat)
                 if micro_batch.needs_gradient:
                     with backward:
                         losses.sum().backward()
@@ -150,13 +150,15 @@ class Trainee:
             **token_metrics(measured, rows, order, version),
         }
 
-    def _forward(self, micro_batch: MicroBatch, rows: TrainingRows, version: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def _forward(
+        self, micro_batch: MicroBatch, rows: TrainingRows, version: int, beat: Callable[[], None]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Token losses [M] with gradient, and detached float32 columns [M] (see `token_metrics`)."""
 
         def move(array: np.ndarray) -> Tensor:
             return torch.from_numpy(array).to(self.device, non_blocking=True)
 
-        attend = PackedAttention(packing_of(micro_batch, self.device), self.config.layer_windows)
+        attend = PackedAttention(packing_of(micro_batch, self.device), self.config.layer_windows, beat)
         tokens, positions = move(micro_batch.tokens), move(micro_batch.positions)
         predict_index, targets = move(micro_batch.predict_index), move(micro_batch.targets)
 

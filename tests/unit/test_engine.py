@@ -42,6 +42,22 @@ def test_prefill_in_chunks_equals_full_forward():
     free_all(engine, asked)
 
 
+def test_every_layer_of_a_pass_is_a_sign_of_life_and_tokens_are_counted():
+    """So that a long prefill is not taken for a hang, and one that goes round without a token is no progress."""
+    beats = []
+    engine = make_engine(max_batch_tokens=7, beat=lambda: beats.append(1))
+    asked = [request(0, list(range(20)), 3), request(1, [1, 2], 1, version=1)]
+    for one in asked:
+        engine.add(one)
+    computed = []
+    while engine.has_work:
+        engine.step()
+        computed.append((len(beats) // CONFIG.num_layers, engine.num_computed))
+    # A pass for each version in the first step; 20 tokens of prefill in chunks of 7, then one at a time.
+    assert computed == [(2, 7 + 2), (3, 14 + 2), (4, 20 + 2), (5, 21 + 2), (6, 22 + 2)]
+    free_all(engine, asked)
+
+
 def test_long_contexts_beside_short_ones_equal_full_forward(monkeypatch):
     monkeypatch.setattr(kv_window, "_MASK_CELLS", 1 << 14)  # long prefill in many blocks of queries
     monkeypatch.setattr(kv_window, "_LOAD_ROWS", 256)

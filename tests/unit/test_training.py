@@ -147,12 +147,14 @@ def test_micro_batches_do_not_change_gradient_or_metrics(micro_batch_tokens):
         assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
 
 
-def test_every_micro_batch_is_preceded_by_a_beat():
-    """Rows that don't share a micro-batch: one beat each, so that a long batch is not taken for a hang."""
-    trainee, beats = make_trainee(micro_batch_tokens=1), []
+@pytest.mark.parametrize("kl_coefficient", [0.0, 0.5])
+def test_there_is_a_beat_before_every_micro_batch_and_in_each_layer_both_ways(kl_coefficient):
+    """Rows that don't share a micro-batch: a long batch, or a long pass, is not taken for a hang."""
+    trainee, beats = make_trainee(micro_batch_tokens=1, kl_coefficient=kl_coefficient), []
     rows = rows_with_realistic_logprobs(trainee)
     trainee.forward_backward(rows, version=0, zero_gradients=True, beat=lambda: beats.append(1))
-    assert len(beats) == len(rows.lengths) > 1
+    passes = 2 if kl_coefficient == 0.0 else 3  # forward, backward, and that of the reference
+    assert len(beats) == len(rows.lengths) * (1 + passes * trainee.config.num_layers) > 1
 
 
 def test_gradients_accumulate_until_they_are_zeroed():
