@@ -111,9 +111,9 @@ class Trainee:
         """Add the gradient of the rows' loss to `flat_grad` (from zero if `zero_gradients`), and measure them.
 
         version: the learner's; it tells which tokens are of age 0. batch only names the batch in errors. beat
-        is called before each micro-batch, and in each layer both ways: a sign of life. Raises RowsError for rows that break their rules, and
-        NonFiniteError for a loss that is not finite: the gradients are then void, the parameters and the optimizer as
-        before.
+        is called before each micro-batch, and in each layer both ways: a sign of life. Raises RowsError for rows that
+        break their rules, and NonFiniteError for a loss that is not finite: the gradients are then void, the parameters
+        and the optimizer as before.
         """
         rows.check(self.config.num_ids, self.config.max_positions)
         if zero_gradients or not self.has_gradients:
