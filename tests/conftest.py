@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from pipeline.processes.run_workers import MODULES
+from tests.kept_processes import KEPT
 from workers.devices import count_gpus, torch_has_cuda
 
 # Test processes share the cores: more threads each would wait for one another. Workers set their own number.
@@ -25,9 +26,20 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU, or torch is built for the CPU only"))
 
 
+@pytest.fixture(scope="session")
+def kept():
+    """Processes for all the Supervisors and commands of the session that need none of their own."""
+    yield KEPT
+    pids = KEPT.pids
+    KEPT.end()
+    left = [pid for pid in pids if psutil.pid_exists(pid)]
+    assert not left, f"processes that were asked to end still run: {left}"
+
+
 @pytest.fixture(autouse=True, scope="module")
 def no_leftovers(request):
-    """In tests/process and tests/e2e: no worker process of a test module and no file in /dev/shm outlives it.
+    """In tests/process and tests/e2e: no worker process of a test module and no file in /dev/shm outlives it, but for
+    the processes that are kept for the next one.
 
     By module, not by test: tests that can share their processes do.
     """
@@ -53,6 +65,8 @@ def leftovers(mark, blocks):
     for process in psutil.process_iter(["cmdline", "status"]):
         words = process.info["cmdline"] or []
         if process.info["status"] == psutil.STATUS_ZOMBIE or not set(MODULES.values()) & set(words):
+            continue
+        if process.pid in KEPT.pids:
             continue
         try:
             if process.environ().get(MARK) == mark:

@@ -1,14 +1,23 @@
-"""Runs the commands and Python blocks of a page in docs/, as a user follows it in a checkout."""
+"""Runs the commands and Python blocks of a page in docs/, as a user follows it in a checkout.
+
+Our own commands and the Python blocks run in this process, on processes that are kept: as a process each, with workers
+of its own, they would take ten times as long. That run.py and a script do the same when a shell starts them is proved
+by test_run_py.py, test_readme.py and test_script_without_guard.py.
+"""
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+from tests.kept_processes import KEPT
+
 ROOT = Path(__file__).parent.parent.parent
 MODEL = "models/SmolLM2-135M-Instruct"  # the one that the pages speak of
-LINKED = ("run.py", "pipeline", "workers", "shm", "bench", "docs", "setup.cfg", "constraints.txt")
+LINKED = ("run.py", "recipes", "pipeline", "workers", "shm", "bench", "docs", "setup.cfg", "constraints.txt")
+COMMAND = re.compile(r"^(?:python run\.py|headway (?=\w)).*\n", re.MULTILINE)
 
 
 def read_page(name):
@@ -29,20 +38,16 @@ def file_of(block):
 
 
 def make_checkout(directory):
-    """Links in `directory`, so that the page's commands find there what a checkout has."""
+    """Links in `directory`, so that the page's commands find there what a checkout has, and runs go nowhere else."""
     for name in LINKED:
         (directory / name).symlink_to(ROOT / name)
-    (directory / "bin").mkdir()
-    headway = directory / "bin" / "headway"  # what the installed console script does, for this checkout
-    headway.write_text(f"#!{sys.executable}\nimport sys\nfrom pipeline.commands.cli import main\nsys.exit(main())\n")
-    headway.chmod(0o755)
 
 
 def run(command, directory, seconds=100):
-    """In `directory`, with this project first on Python's path and this Python first among the programs; what it
-    prints.
+    """A process in `directory`, with this project first on Python's path and this Python first among the programs; what
+    it prints.
     """
-    programs = [str(directory / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
+    programs = [str(Path(sys.executable).parent), os.environ["PATH"]]
     paths = {"PYTHONPATH": str(ROOT), "PATH": os.pathsep.join(programs)}
     done = subprocess.run(
         command, cwd=directory, env=os.environ | paths, capture_output=True, text=True, timeout=seconds
@@ -53,9 +58,29 @@ def run(command, directory, seconds=100):
 
 def follow(block, language, directory):
     """Run a block, or write the file that it is; what it prints, or None for a file."""
-    path = file_of(block) if language != "sh" else None
+    path = file_of(block) if language not in ("sh", "bash") else None
     if path is not None:
         (directory / path).write_text(block, encoding="utf-8")
         return None
-    command = ["bash", "-e", "-c", block] if language == "sh" else [sys.executable, "-c", block]
-    return run(command, directory)
+    if language == "python":
+        script = directory / "block.py"
+        script.write_text(block, encoding="utf-8")
+        return KEPT.script(directory, script)
+    return _follow_commands(block, directory)
+
+
+def _follow_commands(block, directory):
+    """Each command of ours, and what a shell does between them."""
+    printed, end = [], 0
+    for command in COMMAND.finditer(block):
+        if block[end : command.start()].strip():
+            printed.append(run(["bash", "-e", "-c", block[end : command.start()]], directory))
+        words = shlex.split(command[0])
+        arguments = ["run", *words[2:]] if words[0] == "python" else words[1:]
+        code, out, err = KEPT.command(directory, *arguments)
+        assert code == 0, f"{command[0]}{out}{err}"
+        printed.append(out)
+        end = command.end()
+    if block[end:].strip():
+        printed.append(run(["bash", "-e", "-c", block[end:]], directory))
+    return "".join(printed)

@@ -18,11 +18,32 @@ SMALL = ("--groups-per-step", "2", "--group-size", "4")  # quick, and enough for
 PATIENCE_SECONDS = 60.0  # bound on every wait here; nothing is decided by it but how a failure looks
 
 
-class RunPy:
+class RunFiles:
+    """What a run of the command line writes."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+
+    def lines(self, name: str) -> list[dict]:
+        """The whole lines of metrics.jsonl or events.jsonl so far."""
+        path = self.run_dir / name
+        if not path.exists():
+            return []
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if "\n" in line]
+
+    def events(self, kind: str) -> list[dict]:
+        return [event for event in self.lines("events.jsonl") if event["event"] == kind]
+
+    def record(self) -> dict:
+        """config.json."""
+        return json.loads((self.run_dir / "config.json").read_text(encoding="utf-8"))
+
+
+class RunPy(RunFiles):
     """One started `python run.py`; its output is kept in files. In a session of its own, as on a terminal."""
 
     def __init__(self, run_dir: Path, temporary: str, *arguments: str, script: Path | None = None) -> None:
-        self.run_dir = run_dir
+        super().__init__(run_dir)
         run_dir.parent.mkdir(parents=True, exist_ok=True)
         self._out, self._err = (Path(f"{run_dir}.{name}") for name in ("stdout", "stderr"))
         command = [sys.executable, str(script or ROOT / "run.py"), *arguments]
@@ -46,16 +67,6 @@ class RunPy:
     @property
     def stderr(self) -> str:
         return self._err.read_text(encoding="utf-8")
-
-    def lines(self, name: str) -> list[dict]:
-        """The whole lines of metrics.jsonl or events.jsonl so far."""
-        path = self.run_dir / name
-        if not path.exists():
-            return []
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if "\n" in line]
-
-    def events(self, kind: str) -> list[dict]:
-        return [event for event in self.lines("events.jsonl") if event["event"] == kind]
 
     def wait_until(self, condition, what: str) -> None:
         """Look until `condition()`; fails when the run ends first, or after PATIENCE_SECONDS."""

@@ -6,17 +6,14 @@ block is replaced by TEST_STEPS. Nothing else of a block is changed.
 
 import csv
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from run_py import audit
 
-ROOT = Path(__file__).parent.parent.parent
-PAGE = (ROOT / "docs" / "async.md").read_text(encoding="utf-8")
+from pipeline import audit
+from tests.e2e import page_runner
+
+PAGE = page_runner.read_page("async.md")
 TEST_STEPS = 3  # enough for max_staleness=2: the third batch can be of age 2
 # What a run of each part of the page trains with, by its config.json.
 SHOWN = [
@@ -33,27 +30,14 @@ SHOWN = [
 
 def blocks(language):
     """The page's blocks, shortened."""
-    found = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-    assert found, f"the page has no {language} block"
-    return [re.sub(r"(STEPS = |--steps )\d+", rf"\g<1>{TEST_STEPS}", block) for block in found]
+    texts = [text for _, text in page_runner.blocks(PAGE, language)]
+    return [re.sub(r"(STEPS = |--steps )\d+", rf"\g<1>{TEST_STEPS}", text) for text in texts]
 
 
 @pytest.fixture
-def checkout(tmp_path):
-    """A directory in which the page's commands find what a checkout has, and runs go nowhere else."""
-    for name in ("run.py", "recipes"):
-        (tmp_path / name).symlink_to(ROOT / name)
+def checkout(kept, tmp_path):
+    page_runner.make_checkout(tmp_path)
     return tmp_path
-
-
-def run(command, directory, seconds):
-    """In `directory`, with this project first on Python's path and this Python first among the programs."""
-    paths = {"PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(
-        command, cwd=directory, env=os.environ | paths, capture_output=True, text=True, timeout=seconds
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
 
 
 def finished_runs(directory):
@@ -65,19 +49,16 @@ def finished_runs(directory):
             for name in ("events.jsonl", "metrics.jsonl")
         )
         assert (events[-1]["status"], len(metrics)) == ("completed", TEST_STEPS)
-        audited = audit(run_dir)
-        assert audited.returncode == 0, audited.stdout
+        assert audit.main(str(run_dir / "events.jsonl")) == 0
         config = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))["config"]
         found.append((events[0], metrics, config))
     return found
 
 
-@pytest.mark.timeout(240)  # many short runs: half a minute on two idle cores
 def test_python_blocks_run_as_one_script(checkout):
     script = "\n".join(blocks("python"))
     assert script.count(f"STEPS = {TEST_STEPS}") == 1
-    (checkout / "page.py").write_text(script, encoding="utf-8")
-    run([sys.executable, "page.py"], checkout, 220)
+    page_runner.follow(script, "python", checkout)
 
     runs = finished_runs(checkout)
     assert len(runs) == script.count("rl.run(")
@@ -103,12 +84,12 @@ def test_python_blocks_run_as_one_script(checkout):
 
 def test_shell_blocks_run_in_a_checkout(checkout):
     for block in blocks("bash"):
-        run(["bash", "-e", "-c", block], checkout, 100)
+        page_runner.follow(block, "bash", checkout)
     bounds = [(event["mode"], event["max_staleness"], event["concurrency"]) for event, _, _ in finished_runs(checkout)]
     assert bounds == [("sync", 0, 64), ("async", 2, 192)]
 
 
 def test_metrics_that_the_page_names_are_defined():
-    defined = set(re.findall(r"`([a-z]+/[\w<>/]+)`", (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")))
+    defined = set(re.findall(r"`([a-z]+/[\w<>/]+)`", page_runner.read_page("metrics.md")))
     named = set(re.findall(r"`((?:train|sampling|staleness|groups|length|reward|eval)/[\w<>/]+)`", PAGE))
     assert named and named <= defined, named - defined

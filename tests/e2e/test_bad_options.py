@@ -1,13 +1,19 @@
-"""run.py refuses bad options with one sentence and exit 2, at once, and leaves nothing behind."""
+"""run.py refuses bad options with one sentence and exit 2, at once, and leaves nothing behind.
+
+One option of each kind as a process of its own, which shows how long it takes; the others in this process.
+"""
 
 import os
 import resource
 import subprocess
 import sys
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from pipeline.commands.cli import main
 from tests.small_models import write_small_model
 
 RUN = Path(__file__).parent.parent.parent / "run.py"
@@ -15,7 +21,34 @@ CPU_SECONDS = 3.0  # of the process itself, so that a busy machine decides nothi
 
 
 @pytest.fixture
-def call(tmp_path, monkeypatch):
+def refuse(tmp_path, monkeypatch, capsys):
+    """Give `headway` arguments in an empty directory, in this process: it refuses them with these parts in its one
+    sentence, and makes no file, not even a temporary one.
+    """
+    here, temporary = tmp_path / "here", tmp_path / "temporary"
+    here.mkdir()
+    temporary.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.setattr("warnings.showwarning", warnings.showwarning)  # main sets it for good
+    monkeypatch.setattr("sys.path", list(sys.path))
+
+    def check(*arguments: str, parts: Sequence[str]) -> None:
+        before = sorted(here.rglob("*"))
+        assert main(arguments) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.startswith("headway: ") and err.count("\n") == 1
+        for part in parts:
+            assert part in err
+        assert sorted(here.rglob("*")) == before and list(temporary.iterdir()) == []
+
+    check.here = here
+    return check
+
+
+@pytest.fixture
+def call(tmp_path):
     """Run run.py in an empty directory with an empty directory for temporary files; returns the finished process."""
     here, temporary = tmp_path / "here", tmp_path / "temporary"
     here.mkdir()
@@ -52,14 +85,19 @@ def assert_refused(done, *parts):
     assert done.cpu_seconds < CPU_SECONDS
 
 
+def test_bad_options_are_refused_at_once(call):
+    """A mistyped one, a value, and one that needs the model's shape and the free memory."""
+    assert_refused(call("--max-stalenes", "2"), "Did you mean --max-staleness?")
+    assert_refused(call("--max-staleness", "-1"), "--max-staleness is -1")
+    assert_refused(call("--device", "cpu", "--kv-gib", "1e6"), "GiB are free: attention windows 1,250,000 GiB, KV")
+    assert list(call.here.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["--max-staleness", "-1"], "--max-staleness is -1"),
-        (["--max-stalenes", "2"], "Did you mean --max-staleness?"),
         (["--task", "nosuch"], "--task is 'nosuch'"),
         (["--model", "nosuch"], "neither"),
-        (["--device", "cpu", "--kv-gib", "1e6"], "GiB are free: attention windows 1,250,000 GiB, KV caches"),
         (["--device", "cuda"], "no NVIDIA GPU"),
         (["--max-context-tokens", "5000"], "--max-context-tokens is 5000, but the model has 1024 positions"),
         (["--mode", "sync", "--max-staleness", "2"], "--max-staleness is 2"),
@@ -71,9 +109,8 @@ def assert_refused(done, *parts):
         (["--run-dir", "/dev/null/run"], "not a directory"),
     ],
 )
-def test_bad_option(call, arguments, part):
-    assert_refused(call(*arguments), part)
-    assert list(call.here.iterdir()) == []
+def test_bad_option(refuse, arguments, part):
+    refuse("run", *arguments, parts=[part])
 
 
 def cut_shard(directory):
@@ -96,31 +133,39 @@ def widen_tokenizer(directory):
     ],
     ids=["file", "shard", "json", "tokenizer"],
 )
-def test_model_directory_with_a_fault(call, damage, part):
-    damage(write_small_model(call.here / "model", shards=2))
-    assert_refused(call("--model", "model", "--device", "cpu"), part)
-    assert [path.name for path in call.here.iterdir()] == ["model"]
+def test_model_directory_with_a_fault(refuse, damage, part):
+    damage(write_small_model(refuse.here / "model", shards=2))
+    refuse("run", "--model", "model", "--device", "cpu", parts=[part])
 
 
-def test_run_directory_that_holds_a_run(call):
-    old = call.here / "old"
+def test_run_directory_that_holds_a_run(refuse):
+    old = refuse.here / "old"
     old.mkdir()
     (old / "events.jsonl").write_text("{}\n")
-    assert_refused(call("--run-dir", "old"), "--run-dir is old", "holds a run already")
-    assert [path.name for path in old.iterdir()] == ["events.jsonl"]
+    refuse("run", "--run-dir", "old", parts=["--run-dir is old", "holds a run already"])
 
 
-def test_audit_of_a_directory_without_a_run(call):
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["audit", "nosuch"], "holds no events.jsonl"),
+        (["audit"], "headway audit RUN_DIR"),
+        (["auditt"], "Did you mean audit?"),
+        (["report", "x"], "isn't built yet"),
+        (["eval"], "headway eval DIR|RUN_DIR"),
+        (["eval", "nosuch"], "is 'nosuch'"),
+    ],
+)
+def test_bad_command(refuse, arguments, part):
+    refuse(*arguments, parts=[part])
+
+
+def test_the_console_script_tells_the_version_and_refuses_at_once(call):
     headway = call.here / "headway.py"
     headway.write_text(
         f"import sys; sys.path.insert(0, {str(RUN.parent)!r})\nfrom pipeline.commands.cli import main; sys.exit(main())"
     )
     assert_refused(call("audit", "nosuch", script=headway), "holds no events.jsonl")
-    assert_refused(call("audit", script=headway), "headway audit RUN_DIR")
-    assert_refused(call("auditt", script=headway), "Did you mean audit?")
-    assert_refused(call("report", "x", script=headway), "isn't built yet")
-    assert_refused(call("eval", script=headway), "headway eval DIR|RUN_DIR")
-    assert_refused(call("eval", "nosuch", script=headway), "is 'nosuch'")
     done = call("--version", script=headway)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("headway 0.")
 

@@ -5,19 +5,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bench import async_vs_sync
+from pipeline import audit
+
 ROOT = Path(__file__).parent.parent.parent
 
 
-def bench(*arguments: str, timeout: float = 100.0) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "bench.async_vs_sync", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout)
-
-
-def test_tiny_comparison(tmp_path):
+def test_tiny_comparison(kept, tmp_path, capsys):
     options = ("--steps", "4", "--seeds", "1", "--eval-games", "16", "--tool-latency", "fixed:5")
-    done = bench(*options, "--device", "cpu", "--out", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout.splitlines()[-1])
+    with kept.serve():
+        assert async_vs_sync.COMMAND.main([*options, "--device", "cpu", "--out", str(tmp_path)]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert report["modes"] == {
         "sync": {"max_staleness": 0, "concurrency": 64},
         "async": {"max_staleness": 2, "concurrency": 192},
@@ -29,8 +27,7 @@ def test_tiny_comparison(tmp_path):
         assert arm["ideal_steps_per_second"] > 0 and arm["generated_tokens_per_second"] > 0
         assert 0 < arm["learner_busy_frac"] < 1 and 0 < arm["trajectory_work_frac"] <= 1
         assert arm["final_evaluation"]["trajectories"] == 16 and arm["final_evaluation"]["version"] == 4
-        audit = [sys.executable, "-m", "pipeline.audit", str(tmp_path / f"{mode}-0" / "events.jsonl")]
-        assert subprocess.run(audit, cwd=ROOT, capture_output=True, timeout=60).returncode == 0
+        assert audit.main(str(tmp_path / f"{mode}-0" / "events.jsonl")) == 0
     assert pair["async"]["age_max"] > 0
     ratio = pair["async"]["steps_per_second"] / pair["sync"]["steps_per_second"]
     assert pair["steps_per_second_ratio"] == ratio == report["summary"]["steps_per_second_ratio"]["median"]
@@ -38,7 +35,8 @@ def test_tiny_comparison(tmp_path):
 
 
 def test_help_explains_options_and_definitions():
-    done = bench("--help", timeout=30)
+    command = [sys.executable, "-m", "bench.async_vs_sync", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stderr) == (0, "")
     for word in ("--steps", "--seeds", "--tool-latency", "--eval-games", "--max-staleness", "--out", "ideal"):
         assert word in done.stdout

@@ -5,10 +5,11 @@ import json
 from bench import staleness
 
 
-def test_tiny_bench(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(staleness, "BOUNDS", (0, 4))  # each run starts processes of its own: two tell enough
+def test_tiny_bench(kept, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(staleness, "BOUNDS", (0, 4))  # two tell enough
     options = ("--steps", "3", "--seeds", "1", "--eval-games", "16", "--tool-latency", "fixed:5", "--device", "cpu")
-    assert staleness.COMMAND.main([*options, "--out", str(tmp_path)]) == 0
+    with kept.serve():
+        assert staleness.COMMAND.main([*options, "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     report = json.loads(out.splitlines()[-1])
     assert [(row["max_staleness"], row["concurrency"]) for row in report["summary"]] == [(0, 64), (4, 320)]

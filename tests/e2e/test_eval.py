@@ -1,37 +1,26 @@
-"""`headway eval` as a user starts it: its line, its files, and Ctrl-C."""
+"""`headway eval`: its line and its files, in this process; and Ctrl-C as a user presses it."""
 
 import json
-import subprocess
-import sys
 
 import pytest
-from run_py import ROOT, RunPy, wait_until_gone
-
-HEADWAY = "import sys; sys.path.insert(0, sys.argv.pop(1)); from pipeline.commands.cli import main; sys.exit(main())"
+from run_py import ROOT, SMALL, RunPy, wait_until_gone
 
 
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory):
+def run_dir(kept, tmp_path_factory):
     """A run of two steps on the tiny model."""
     directory = tmp_path_factory.mktemp("eval")
-    run = RunPy(directory / "run", str(directory), "--steps", "2", "--seed", "4")
-    try:
-        assert run.wait() == 0, run.stderr
-    finally:
-        run.end()
-    return run.run_dir
+    options = ("--steps", "2", "--seed", "4", *SMALL, "--device", "cpu", "--run-dir", "run")
+    code, _, err = kept.command(directory, "run", *options)
+    assert (code, err) == (0, "")
+    return directory / "run"
 
 
-def headway(*arguments, cwd):
-    return subprocess.run(
-        [sys.executable, "-c", HEADWAY, str(ROOT), *arguments], cwd=cwd, capture_output=True, text=True, timeout=60
-    )
-
-
-def test_a_runs_checkpoint_is_measured_in_one_line(run_dir):
-    done = headway("eval", "run", "--device", "cpu", "--eval-rows", "8", "--run-dir", "measured", cwd=run_dir.parent)
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = [line for line in done.stdout.splitlines() if line.startswith("reward ")]
+def test_a_runs_checkpoint_is_measured_in_one_line(kept, run_dir):
+    options = ("--device", "cpu", "--eval-rows", "8", "--run-dir", "measured")
+    code, out, err = kept.command(run_dir.parent, "eval", "run", *options)
+    assert (code, err) == (0, "")
+    lines = [line for line in out.splitlines() if line.startswith("reward ")]
     assert len(lines) == 1 and "±" in lines[0]
     assert "32 trajectories on 8 held-out rows of guess, version 2 of" in lines[0]
     measured = run_dir.parent / "measured"
@@ -40,7 +29,7 @@ def test_a_runs_checkpoint_is_measured_in_one_line(run_dir):
     config = json.loads((measured / "config.json").read_text())
     assert (config["config"]["seed"], config["config"]["version"]) == (4, 2)
     assert config["model"]["weights"] == str(run_dir / "checkpoints" / "version-2")
-    assert headway("audit", "measured", cwd=run_dir.parent).returncode == 0
+    assert kept.command(run_dir.parent, "audit", "measured")[0] == 0
 
 
 def test_ctrl_c_ends_it_in_order(run_dir):

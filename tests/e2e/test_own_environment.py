@@ -1,4 +1,6 @@
-"""run.py and headway eval on data, rewards, environments and agents of a user's own, as the user starts them."""
+"""run.py and headway eval on data, rewards, environments and agents of a user's own: one run as the user starts it, the
+others in this process.
+"""
 
 import json
 import resource
@@ -6,11 +8,10 @@ import subprocess
 import sys
 
 import pytest
-from run_py import ROOT, RunPy
+from run_py import ROOT, SMALL, RunFiles, RunPy
 
 from tests.small_models import write_small_model
 
-HEADWAY = "import sys; sys.path.insert(0, sys.argv.pop(1)); from pipeline.commands.cli import main; sys.exit(main())"
 FILES = {
     "rewards.py": """
 def score(text, row):
@@ -89,63 +90,48 @@ def write_rows(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-@pytest.fixture
-def start(project):
-    """Start run.py in the project's directory; the run is over when this returns, and its exit code is right."""
-    runs = []
-
-    def run(name, *options, code=0):
-        found = RunPy(project / name, str(project), "--model", "model", *options, *QUICK)
-        runs.append(found)
-        assert found.wait() == code, found.stderr
-        return found
-
-    yield run
-    for found in runs:
-        found.end()
+def train(kept, project, name, *options):
+    """The whole run `name` of run.py's options, in this process."""
+    arguments = ("run", "--model", "model", *options, *QUICK, *SMALL, "--device", "cpu", "--run-dir", name)
+    code, out, err = kept.command(project, *arguments)
+    assert (code, err) == (0, ""), out
+    run = RunFiles(project / name)
+    assert run.events("end")[0]["status"] == "completed"
+    return run
 
 
-def headway(*arguments, cwd):
-    return subprocess.run(
-        [sys.executable, "-c", HEADWAY, str(ROOT), *arguments], cwd=cwd, capture_output=True, text=True, timeout=60
-    )
-
-
-def config_of(directory):
-    return json.loads((directory / "config.json").read_text())
-
-
-def test_a_reward_on_a_file_trains_and_its_held_out_rows_are_measured_again(start, project):
+def test_a_reward_on_a_file_trains_and_its_held_out_rows_are_measured_again(kept, project):
     own = ("--data", "train.jsonl", "--reward", "rewards.py:score", "--answer-field", "answer", "--holdout", "0.25")
-    run = start("scored", *own, "--steps", "2", "--eval-every", "0", "--eval-final-group-size", "2")
-    record = config_of(run.run_dir)
+    options = ("--model", "model", *own, "--steps", "2", "--eval-every", "0", "--eval-final-group-size", "2")
+    run = RunPy(project / "scored", str(project), *options, *QUICK)
+    try:
+        assert run.wait() == 0, run.stderr
+    finally:
+        run.end()
+    record = run.record()
     assert record["config"]["workload"]["data"] == str(project / "train.jsonl")
     (found,) = record["workload"].values()
     assert (found["train_rows"], found["holdout_rows"]) == (9, 3)
     (evaluation,) = run.lines("eval.jsonl")
-    done = headway("eval", "scored", "--device", "cpu", "--eval-group-size", "2", "--run-dir", "again", cwd=project)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "6 trajectories on 3 held-out rows of rewards.py:score, version 2 of" in done.stdout
-    (again,) = [json.loads(line) for line in (project / "again" / "eval.jsonl").read_text().splitlines()]
+    measure = ("eval", "scored", "--device", "cpu", "--eval-group-size", "2", "--run-dir", "again")
+    code, out, err = kept.command(project, *measure)
+    assert (code, err) == (0, "")
+    assert "6 trajectories on 3 held-out rows of rewards.py:score, version 2 of" in out
+    (again,) = RunFiles(project / "again").lines("eval.jsonl")
     assert again["reward_mean"] == evaluation["reward_mean"]  # the same rows, the same weights, the same noise
 
 
-@pytest.mark.slow  # docs/your-environment.md does the same, in test_your_environment_page.py
-def test_environments_are_mixed_by_weight(start):
-    run = start("mixed", "--config", "mix.toml", "--seed", "1", "--eval-every", "0", "--eval-rows", "2")
-    assert run.events("end")[0]["status"] == "completed"
-    record = config_of(run.run_dir)
-    assert {name: found["train_rows"] for name, found in record["workload"].items()} == {"Asks": 5, "scored": 9}
+def test_environments_are_mixed_by_weight(kept, project):
+    run = train(kept, project, "mixed", "--config", "mix.toml", "--seed", "1", "--eval-every", "0", "--eval-rows", "2")
+    assert {name: found["train_rows"] for name, found in run.record()["workload"].items()} == {"Asks": 5, "scored": 9}
     rows = [event["row"] for event in run.events("admitted")]
     of_asks = sum(row < 5 for row in rows)
     assert abs(of_asks - 0.75 * len(rows)) <= 1
     assert run.lines("eval.jsonl")[-1]["rows"] == 2
 
 
-@pytest.mark.slow  # docs/your-environment.md does the same, in test_your_environment_page.py
-def test_an_agent_of_ones_own_trains(start):
-    run = start("agent", "--data", "train.jsonl", "--agent", "my_agent.py:solve", "--steps", "1")
-    assert run.events("end")[0]["status"] == "completed"
+def test_an_agent_of_ones_own_trains(kept, project):
+    run = train(kept, project, "agent", "--data", "train.jsonl", "--agent", "my_agent.py:solve", "--steps", "1")
     assert run.lines("metrics.jsonl")[0]["endpoint/requests"] >= 4
 
 
@@ -155,7 +141,8 @@ def test_rows_without_prompt_or_answer_are_refused_before_any_model_is_opened(pr
     (project / "broken" / "config.json").write_text("{")
     own = ("--data", str(MISSING_FIELD), "--reward", "rewards.py:score", "--answer-field", "answer")
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = headway("run", "--model", "broken", *own, "--run-dir", "bad", cwd=project)
+    command = [sys.executable, ROOT / "run.py", "--model", "broken", *own, "--run-dir", "bad"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=60)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert (done.returncode, done.stdout) == (2, "") and done.stderr.count("\n") == 1
     for line in ("missing_field.jsonl", "line 2 has no field 'prompt'", "line 3 has an empty prompt", "line 4 has no"):

@@ -8,12 +8,13 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from run_py import PATIENCE_SECONDS, ROOT, SMALL, RunPy, audit, wait_until_gone
+from run_py import PATIENCE_SECONDS, ROOT, SMALL, RunFiles, RunPy, audit, wait_until_gone
 
 LONG = ("--steps", "100000")  # longer than any test: something else ends it
 GONE_SECONDS = 5.0  # within which all workers of a killed supervisor must be gone
@@ -171,18 +172,45 @@ def test_two_runs_at_once_each_leave_a_whole_run_and_nothing_else(start, tempora
         assert f"files: {run.run_dir}" in lines
 
 
-def test_loss_of_the_users_own_lies_in_the_current_directory(start, temporary, tmp_path):
+def run_here(kept, run_dir, *arguments):
+    """run.py's options, in this process: (exit code, stdout, stderr) and what the run wrote."""
+    options = ("run", *arguments, *SMALL, "--device", "cpu", "--run-dir", str(run_dir))
+    return kept.command(run_dir.parent, *options), RunFiles(run_dir)
+
+
+@contextlib.contextmanager
+def when_written(run_dir, *names, then):
+    """Beside the block, in a thread: as soon as each of the run's files has a line, call then()."""
+    run, left = RunFiles(run_dir), threading.Event()
+
+    def watch():
+        while not all(run.lines(name) for name in names):
+            if left.wait(0.01):
+                return
+        then()
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield
+    finally:
+        left.set()
+        watching.join()
+
+
+def test_loss_of_the_users_own_lies_in_the_current_directory(kept, tmp_path):
     """With every term of the loss, in bfloat16; and its name is checked before any process starts."""
     (tmp_path / "my_losses.py").write_text("def simple(p, q, a, mask, ages):\n    return -a * p\n")
     options = ["--loss", "custom", "--loss-function", "my_losses:simple", "--normalize", "sequence"]
     options += ["--kl-coefficient", "0.1", "--entropy-coefficient", "0.01", "--advantage", "batch_std"]
-    run = start("run", "--steps", "2", "--dtype", "bfloat16", *options)
-    assert_ended(run, 0, "completed", temporary)
+    (code, _, err), run = run_here(kept, tmp_path / "run", "--steps", "2", "--dtype", "bfloat16", *options)
+    assert (code, err) == (0, "") and audit(run.run_dir).returncode == 0
     for line in run.lines("metrics.jsonl"):
         assert {"train/kl", "train/entropy", "importance/ratio_mean"} <= line.keys() and line["train/updated"] == 1
-    refused = start("refused", "--loss", "custom", "--loss-function", "my_losses:simpler")
-    assert refused.wait() == 2 and "my_losses.py defines no simpler" in refused.stderr
-    assert refused.stderr.startswith("headway: --loss-function is 'my_losses:simpler'")
+    wrong = ("--loss", "custom", "--loss-function", "my_losses:simpler")
+    (code, _, err), refused = run_here(kept, tmp_path / "refused", *wrong)
+    assert code == 2 and "my_losses.py defines no simpler" in err
+    assert err.startswith("headway: --loss-function is 'my_losses:simpler'")
     assert not refused.run_dir.exists()
 
 
@@ -199,28 +227,29 @@ def test_ctrl_c_ends_the_run_after_the_update_that_has_begun(start, temporary):
     assert f"checkpoint: {run.run_dir / checkpoint['path']}" in run.stdout.splitlines()
 
 
-def test_run_that_can_not_save_its_weights_has_failed(start, temporary, tmp_path):
+def test_run_that_can_not_save_its_weights_has_failed(kept, tmp_path):
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     (run_dir / "checkpoints").write_text("in the way")
-    run = start("run", "--steps", "1")
-    assert run.run_dir == run_dir and run.wait() == 1
+    (code, out, err), run = run_here(kept, run_dir, "--steps", "1")
     checkpoint = f"{run_dir}/checkpoints/version-{len(run.events('published'))}"
-    assert run.stderr == f"headway: {checkpoint} can't be made: File exists; see to that place.\n"
+    assert (code, err) == (1, f"headway: {checkpoint} can't be made: File exists; see to that place.\n")
     assert [event["status"] for event in run.events("end")] == ["failed"]
-    assert "failed after 1 of 1 steps" in run.stdout and "checkpoint:" not in run.stdout
+    assert "failed after 1 of 1 steps" in out and "checkpoint:" not in out
     assert audit(run_dir).returncode == 0
 
 
-def test_ctrl_c_ends_a_long_evaluation_at_once_and_the_summary_tells_the_one_before(start, temporary):
+def test_ctrl_c_ends_a_long_evaluation_at_once_and_the_summary_tells_the_one_before(kept, tmp_path):
+    """Ctrl-C comes as a signal to this process, when the run has its handler."""
+    run_dir = tmp_path / "run"
     small, endless = ("--eval-rows", "16", "--eval-group-size", "1"), ("--eval-final-group-size", "4096")
-    run = start("run", "--steps", "1", "--eval-every", "1", *small, *endless, "--tool-latency", "fixed:100")
-    run.wait_until(lambda: run.lines("eval.jsonl") and run.lines("metrics.jsonl"), "first evaluation")
-    run.press_ctrl_c()
-    assert_ended(run, 130, "stopped", temporary)
+    options = ("--steps", "1", "--eval-every", "1", *small, *endless, "--tool-latency", "fixed:100")
+    with when_written(run_dir, "eval.jsonl", "metrics.jsonl", then=lambda: os.kill(os.getpid(), signal.SIGINT)):
+        (code, out, err), run = run_here(kept, run_dir, *options)
+    assert (code, err) == (130, "") and audit(run_dir).returncode == 0
     (result,) = run.lines("eval.jsonl")
     assert (result["version"], result["batch"], result["trajectories"]) == (0, 0, 16)
-    assert f"evaluation: reward {result['reward_mean']:.3f} of 16 trajectories on 16 held-out rows, at" in run.stdout
+    assert f"evaluation: reward {result['reward_mean']:.3f} of 16 trajectories on 16 held-out rows, at" in out
     assert [event["status"] for event in run.events("evaluation")] == ["completed", "stopped"]
 
 
@@ -313,17 +342,19 @@ def test_killed_supervisor_takes_its_workers_along_and_the_next_start_sweeps(sta
     assert_ended(following, 143, "stopped", temporary)
 
 
-def test_dead_learner_is_one_sentence_and_exit_1(start, temporary):
-    run = start("run", *LONG)
-    run.wait_for_steps(2)
-    learner = run.wait_for_workers()["workers.learner"]
-    learner.kill()
-    assert run.wait() == 1
-    assert run.stderr == f"headway: The learner 0 (pid {learner.pid}) was killed by SIGKILL.\n"
+def test_dead_learner_is_one_sentence_and_exit_1(kept, tmp_path):
+    killed = []
+
+    def kill():
+        killed.extend(handle.pid for handle in kept.handles if handle.role == "learner")
+        os.kill(*killed, signal.SIGKILL)
+
+    with when_written(tmp_path / "run", "metrics.jsonl", then=kill):
+        (code, out, err), run = run_here(kept, tmp_path / "run", *LONG)
+    assert (code, err) == (1, f"headway: The learner 0 (pid {killed[0]}) was killed by SIGKILL.\n")
     assert [event["status"] for event in run.events("end")] == ["failed"]
     assert audit(run.run_dir).returncode == 0
-    assert "failed after" in run.stdout
-    assert socket_directories(temporary) == []
+    assert "failed after" in out
 
 
 def test_reader_that_goes_away_ends_the_run_in_order_and_in_silence(tmp_path, temporary):

@@ -12,7 +12,7 @@ LANGUAGES = ("sh", "python", "toml")
 
 
 @pytest.fixture(scope="module")
-def followed(tmp_path_factory):
+def followed(kept, tmp_path_factory):
     """The directory after the whole page, with what each block printed."""
     directory = tmp_path_factory.mktemp("checkout")
     make_checkout(directory)
@@ -25,7 +25,6 @@ def lines(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
-@pytest.mark.timeout(400)  # seven short runs, one after the other
 def test_every_run_of_the_page_trains_all_its_steps(followed):
     directory, _ = followed
     for name in ("sums", "orders", "chain", "mix", "agent"):

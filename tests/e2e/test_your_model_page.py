@@ -16,7 +16,7 @@ PAGE = read_page("your-model.md")
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory):
+def checkout(kept, tmp_path_factory):
     """A directory in which the page's commands find what a checkout has, and the model that the page speaks of."""
     directory = tmp_path_factory.mktemp("checkout")
     make_checkout(directory)
@@ -26,7 +26,6 @@ def checkout(tmp_path_factory):
     return directory
 
 
-@pytest.mark.timeout(400)  # some ten short runs, one after the other
 def test_the_page_from_its_first_command_to_its_last(checkout):
     pytest.importorskip("transformers", reason="the extra hf is not installed")
     shown = [follow(block, language, checkout) for language, block in blocks(PAGE, "sh", "python")]

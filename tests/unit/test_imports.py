@@ -2,6 +2,7 @@
 
 import ast
 import configparser
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,7 @@ WITHOUT_TORCH = [
 ]
 
 
+@functools.cache
 def imported_modules(path: Path) -> set[str]:
     """Every module that a file imports, at any depth of it."""
     modules = set()
@@ -89,10 +91,22 @@ def test_the_audit_imports_nothing_of_ours():
     assert not {m for m in imported_modules(ROOT / "pipeline" / "audit.py") if m.split(".")[0] in ours}
 
 
-@pytest.mark.parametrize("module", WITHOUT_TORCH)
-def test_module_loads_without_torch(module):
-    code = f"import sys, {module}; sys.exit('torch was loaded' if 'torch' in sys.modules else 0)"
+def test_modules_load_without_torch():
+    """One after the other in one process: the first that loads it is named."""
+    code = f"""
+import importlib, sys
+for module in {WITHOUT_TORCH}:
+    importlib.import_module(module)
+    assert 'torch' not in sys.modules, module
+"""
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("module", ["shm.gate", "workers.message_codec", "pipeline.environments.process"])
+def test_module_loads_as_the_first_of_its_process(module):
+    """Of each layer one: a circle of imports may show only in the order that begins with it."""
+    done = subprocess.run([sys.executable, "-c", f"import {module}"], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
