@@ -19,8 +19,8 @@ class Audit:
     """One pass over the log. findings: a sentence each; fates: tokens by what the log says became of them."""
 
     def __init__(self, lines):
-        self.findings, self.groups, self.fates, self.run, self.due = [], {}, Counter(), {}, "run"
-        self.seconds, self.version, self.batches, self.generated, self.oldest, self.line = 0.0, 0, 0, 0, 0, 0
+        self.findings, self.groups, self.fates, self.run, self.due, self.ended = [], {}, Counter(), {}, "any", 1
+        self.seconds = self.version = self.batches = self.generated = self.oldest = self.line = self.runs = 0
         for self.line, line in enumerate(lines, 1):
             try:
                 self.replay(json.loads(line))
@@ -28,7 +28,7 @@ class Audit:
                 self.need(False, f"malformed, or what it builds on is missing: {type(error).__name__}: {error}")
         self.fates["outstanding"] = sum(self.tokens(self.unspent(group)) for group in self.having("outstanding"))
         self.need(self.generated == sum(self.fates.values()), f"{self.generated} tokens are not {dict(self.fates)}")
-        self.need(self.due == "nothing", "the last event is not end: the run did not end in order")
+        self.need(self.ended and self.runs, "the last event is not end: the run did not end in order")
 
     def need(self, holds, sentence):
         if not holds:
@@ -47,7 +47,7 @@ class Audit:
         self.fates[fate] += tokens
         self.need(tokens == (held := self.tokens(trajectories)), f"{tokens} tokens {fate}, but {held} in segments")
         for one in trajectories:
-            one.state, one.segments = fate, [] if fate == "retry" else one.segments
+            one.state, one.ended, one.segments = fate, math.inf, [] if fate == "retry" else one.segments
             spent = sum(other.state in ("consumed", "discarded") for other in one.group.members.values())
             one.group.state = "consumed" if spent == self.run["group_size"] else one.group.state
 
@@ -55,26 +55,27 @@ class Audit:
         kind, need, run, group, one = e["event"], self.need, self.run, None, None
         need(e["t"] >= self.seconds, f"t goes back from {self.seconds} to {e['t']}")
         self.seconds, due = e["t"], IN_ORDER.get(kind + e.get("status", ""), "any optim published").split()
-        need(kind == "run" or self.due in due, f"{kind} does not belong here: due is {self.due}")
+        need(kind == "run" or (self.due in due and not self.ended), f"{kind} does not belong here: due is {self.due}")
         if kind in (*OF_TRAJECTORY, "ready", "filtered", "failed"):
             group = self.groups[e["group"]]
             need(group.state == "outstanding", f"{kind} of group {e['group']}, which is {group.state}")
         if kind in OF_TRAJECTORY:
             name, member = e["trajectory"], int(e["trajectory"].partition(".")[2])
             need(name == f"{e['group']}.{member}" and member < run["group_size"], f"there is no trajectory {name}")
-            one = group.members.setdefault(member, Record(state="new", group=group, segments=[]))
+            one = group.members.setdefault(member, Record(state="new", group=group, segments=[], ended=math.inf))
+            again = "new retry running" + " ended" * (kind == "retry" and group.ready < one.ended < self.begun)
             once = {"started": "new retry", "segment": "running", "trajectory": "running"}
-            need(one.state in once.get(kind, "new retry running"), f"{kind} of trajectory {name}, which is {one.state}")
+            need(one.state in once.get(kind, again), f"{kind} of trajectory {name}, which is {one.state}")
         if kind in ("admitted", "started", "segment", "checkpoint") and e["version"] is not None:
             need((group or self).version <= e["version"] <= self.version, f"no {kind} can have version {e['version']}")
         match kind:
             case "run":
-                same = not run or ("resumed" in e and all(e[key] == run[key] for key in UNCHANGING))
-                need(same and (not run or e["version"] == self.version), "no resume of what came before")
-                self.run, self.due, self.version = e, "any", e["version"]
+                same = e.get("resumed", 0) == self.runs and all(e[key] == run.get(key, e[key]) for key in UNCHANGING)
+                need(same and e["version"] == (self.version if run else e["version"]), "no resume of what came before")
+                self.run, self.version, self.runs, self.begun, self.ended = e, e["version"], self.runs + 1, self.line, 0
             case "admitted":
                 need(e["group"] == len(self.groups), f"group {e['group']} is admitted as number {len(self.groups)}")
-                self.groups[e["group"]] = Record(version=e["version"], state="outstanding", ready=False, members={})
+                self.groups[e["group"]] = Record(version=e["version"], state="outstanding", ready=0, members={})
                 step, limit, done = run["groups_per_step"], run["max_staleness"], self.batches - (self.due == "optim")
                 ahead = math.ceil((1 + min(run["admit_ahead"], limit)) * step * run["oversample_factor"])
                 most = min(run["steps"] * step, done * step + min((1 + limit) * step, ahead))
@@ -87,13 +88,13 @@ class Audit:
                 one.segments.append((e["version"], e["tokens"]))
                 need(one.pinned in (None, e["version"]), f"{name} is pinned to {one.pinned}, not {e['version']}")
             case "trajectory":
-                one.state = "ended"
+                one.state, one.ended = "ended", self.line
                 need(e["tokens"] == self.tokens([one]), f"{name} tells {e['tokens']} tokens, not {self.tokens([one])}")
             case "ready":
                 whole = run["group_size"] == sum(m.state not in ("running", "retry") for m in group.members.values())
                 once = (whole or run["on_stragglers"] == "discard") and not group.ready
                 need(once or run["on_stragglers"] == "carry_over", "ready twice or too early")
-                group.ready = True
+                group.ready = self.line
             case "retry" | "discarded" | "filtered" | "failed":
                 self.spend(kind, e["tokens"], [one] if one else self.unspent(group))
                 group.state = group.state if one else kind
@@ -109,7 +110,7 @@ class Audit:
                 found = {state: len(self.having(state)) for state in ("consumed", "filtered", "failed", "outstanding")}
                 found |= {"steps": self.batches, "admitted": len(self.groups)}
                 need(found == {key: e[key] for key in found}, f"end disagrees with what came before it: {found}")
-                self.due = "nothing"
+                self.ended = self.line
         if kind in ("admitted", "optim") and run["stale_policy"] == "wait":
             for rank, version in enumerate(sorted(group.version for group in self.having("outstanding")), 1):
                 room = (version + run["max_staleness"] - self.version + (kind == "admitted")) * run["groups_per_step"]
@@ -122,7 +123,7 @@ class Audit:
             group = self.groups[number]
             need(group.state == "outstanding" and group.ready, f"group {number} is {group.state} or not ready")
             members = [group.members[m] for m in e["members"][index]] if "members" in e else self.unspent(group)
-            need(all(one.state == "ended" for one in members), f"group {number} has members that are not ended")
+            need(all(one.ended < group.ready for one in members), f"group {number} has members that are not ready")
             trained += members
         self.spend("consumed", e["tokens"], trained)
         ages = sorted((self.version - version, tokens) for one in trained for version, tokens in one.segments)
@@ -131,8 +132,7 @@ class Audit:
         old = sum(tokens for age, tokens in ages if age > limit)
         allowed = {"wait": 0, "mask_span": e["masked"], "keep": old}[self.run["stale_policy"]]
         need(old <= allowed, f"{old} tokens are older than max_staleness {limit}, the oldest by {span[1]} versions")
-        self.batches, self.oldest = e["step"], max(self.oldest, span[1] or 0)
-        self.due = "optim" if e["updated"] else "any"
+        self.batches, self.oldest, self.due = e["step"], max(self.oldest, span[1] or 0), ("any", "optim")[e["updated"]]
 
 
 def main(path):
