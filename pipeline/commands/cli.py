@@ -19,6 +19,7 @@ from pipeline.commands.make_eval_config import parse_eval
 from pipeline.commands.make_run_config import parse
 from pipeline.commands.option_values import as_written
 from pipeline.commands.options import help_text
+from pipeline.commands.resume import Resume, is_resume, parse_resume
 from pipeline.commands.run_config import RunConfig
 from pipeline.config_checks import suggestion
 from pipeline.errors import ConfigError, ConfigTypeError
@@ -101,7 +102,20 @@ def _run(options: list[str]) -> int:
         print(help_text())
         return 0
     _find_modules_here()
+    if is_resume(options):
+        return _resume(options)
     return _launch(parse(options))
+
+
+def _resume(options: list[str]) -> int:
+    resume = parse_resume(options)
+    if resume.nothing_to_do is not None:
+        print(resume.nothing_to_do)
+        return 0
+    raise ConfigError(f"--resume isn't built yet; begin another run from these weights with --init {resume.run_dir}.")
+    if resume.started_in is not None and resume.started_in not in sys.path:
+        sys.path.append(resume.started_in)  # the run's modules may lie there
+    return _launch(resume.config, resume)
 
 
 def _eval(options: list[str]) -> int:
@@ -133,11 +147,11 @@ def _find_modules_here() -> None:
         sys.path.append(here)
 
 
-def _launch(config: RunConfig) -> int:
+def _launch(config: RunConfig, resume: Resume | None = None) -> int:
     # Here and not at the top: the supervisor's side takes long to load, and bad options are answered at once.
     from pipeline.commands.launch import run
 
-    return run(config)
+    return run(config, resume)
 
 
 def _show_warning(message: Warning | str, *_: object) -> None:

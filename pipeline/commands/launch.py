@@ -1,11 +1,15 @@
 """One run of the command line: from a checked RunConfig to an exit code."""
 
 import asyncio
-from contextlib import aclosing
+import os
+import signal
+from contextlib import aclosing, suppress
+from typing import Any
 
 from pipeline.commands.parts import (
     EXIT_CODES,
     Signals,
+    end_by_sigterm,
     engine_of,
     ignore_signals,
     supervisor_of,
@@ -13,7 +17,9 @@ from pipeline.commands.parts import (
     without_warnings,
 )
 from pipeline.commands.progress import Progress
+from pipeline.commands.resume import Resume
 from pipeline.commands.run_config import RunConfig
+from pipeline.commands.time_limit import TimeLimit
 from pipeline.commands.workload import Workload, open_workload
 from pipeline.config_checks import label
 from pipeline.evaluation.evaluator import Evaluator
@@ -21,8 +27,12 @@ from pipeline.supervisor import Supervisor
 from pipeline.trainer import AsyncTrainer
 
 
-def run(config: RunConfig) -> int:
-    """Train as `config` says, showing how it goes. Returns 0 when every step was trained, 130 or 143 after a signal."""
+def run(config: RunConfig, resume: Resume | None = None) -> int:
+    """Train as `config` says, showing how it goes; with `resume`, that run goes on. Returns 0 when every step was
+    trained, 130 or 143 after a signal, 143 when --max-minutes are over.
+    """
+    limit = TimeLimit(config.max_minutes) if config.max_minutes is not None else None
+    end_by_sigterm()
     try:
         workload = open_workload(config.workload)
         with make_supervisor(config) as model:
@@ -30,7 +40,7 @@ def run(config: RunConfig) -> int:
             trainer.check(workload.train_rows(), config.steps)  # before anything is shown of the run
             if config.workload.task is None:
                 print(workload.rows_line(), flush=True)
-            return asyncio.run(_train(trainer, config, workload))
+            return asyncio.run(_train(trainer, config, workload, limit, resume))
     finally:
         ignore_signals()
 
@@ -62,30 +72,57 @@ def make_evaluator(config: RunConfig, workload: Workload) -> Evaluator | None:
     )
 
 
-async def _train(trainer: AsyncTrainer, config: RunConfig, workload: Workload) -> int:
+async def _train(
+    trainer: AsyncTrainer, config: RunConfig, workload: Workload, limit: TimeLimit | None, resume: Resume | None
+) -> int:
     signals = Signals(trainer)
     progress = Progress(
         steps=config.steps,
         mode=config.mode,
         concurrency=config.trainer.engine.schedule.concurrency,
         waits_for=lambda: trainer.waits_for,
+        steps_before=resume.done if resume is not None else 0,
     )
-    watching = asyncio.create_task(progress.watch())
-    telling = asyncio.create_task(tell_endpoint(trainer.engine, lambda: trainer.run_directory, progress.tell))
+    beside = [
+        asyncio.create_task(progress.watch()),
+        asyncio.create_task(tell_endpoint(trainer.engine, lambda: trainer.run_directory, progress.tell)),
+    ]
+    if limit is not None:
+        beside.append(asyncio.create_task(_end_in_time(limit, signals, progress)))
     status = "failed"
     try:
-        run = trainer.run(
-            workload.train_rows(), config.steps, description=config.to_json() | {"workload": workload.describe()}
-        )
-        async with aclosing(run) as steps:  # a reader that goes away ends the run in order
-            async for step in steps:
+        async with aclosing(_steps(trainer, config, workload, resume)) as steps:
+            async for step in steps:  # a reader that goes away ends the run in order
                 progress.show(step.n, step.metrics)
+                if limit is not None:
+                    limit.note("update", step.metrics["train/seconds"])
         status = "stopped" if trainer.stopped else "completed"
     except asyncio.CancelledError:
         status = "stopped"
     finally:
-        watching.cancel()
-        telling.cancel()
+        ignore_signals()
+        for task in beside:
+            task.cancel()
         latest = trainer.evaluations[-1] if trainer.evaluations else None
         progress.close(status, trainer.run_directory, latest, trainer.checkpoint)
-    return 0 if status == "completed" else EXIT_CODES[signals.received]
+    if signals.received is not None:  # also when that was as the run ended
+        return EXIT_CODES[signals.received]
+    return 0
+
+
+def _steps(trainer: AsyncTrainer, config: RunConfig, workload: Workload, resume: Resume | None) -> Any:
+    """The run's generator of steps."""
+    description = config.to_json() | {"workload": workload.describe()}
+    if resume is not None:
+        description |= {"directory": resume.started_in}
+        return trainer.run(workload.train_rows(), config.steps, resume=str(resume.run_dir), description=description)
+    # Modules are looked for there, too, when the run is resumed.
+    return trainer.run(workload.train_rows(), config.steps, description=description | {"directory": os.getcwd()})
+
+
+async def _end_in_time(limit: TimeLimit, signals: Signals, progress: Progress) -> None:
+    await limit.over()
+    if signals.received is None:
+        with suppress(BrokenPipeError):  # of the reader that is gone a step's line tells
+            progress.tell("--max-minutes are nearly over: the run saves, and ends")
+        signals.end_in_order(signal.SIGTERM)

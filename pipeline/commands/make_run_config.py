@@ -4,7 +4,6 @@ Everything that can be wrong with them is found here, before any process starts 
 sentence that names the option as the user wrote it.
 """
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -94,7 +93,8 @@ def find_directories(values: Mapping[str, Any], given: Mapping[str, Given]) -> d
     found: dict[str, str] = {}
     if values.get("init") is not None:
         weights = find_weights(values["init"], given["init"].where)
-        found["init"] = os.path.abspath(values["init"])
+        # Not the run's directory: its newest checkpoint may be another one when this run is resumed.
+        found["init"] = str(weights)
         if "model" not in values and says_how_it_speaks(weights):
             found["model"] = str(weights)
     if values.get("model", TINY_NAME) != TINY_NAME:

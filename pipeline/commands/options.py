@@ -71,6 +71,7 @@ EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
             "template_options",
             "tool_format",
             "steps",
+            "max_minutes",
             "seed",
             "device",
             "samplers",
@@ -138,10 +139,14 @@ EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
 
 # Options of features that come later, and what to do until then.
 LATER = {
-    "resume": "a run saves its weights, not where it stood; begin another one from them with --init RUN_DIR",
     "deterministic": "sampling noise depends on the seed alone, but the schedule on the clock",
-    "max_minutes": "a run ends after --steps",
 }
+
+# `--resume RUN_DIR` is no option of a recipe: the run's own one counts, and of it only these may change.
+RESUMABLE = ("steps", "max_minutes")
+RESUME_MEANING = "go on with that run, by its own recipe; beside it only " + " and ".join(
+    "--" + name.replace("_", "-") for name in RESUMABLE
+)
 
 NUMBER = int | float
 
@@ -215,11 +220,13 @@ OPTIONS = option_table(EXPOSED)
 
 def help_text() -> str:
     """What --help prints: every option with its default and its meaning."""
-    lines = ["Usage: python run.py [--OPTION VALUE …]   (or headway run …)", ""]
-    lines.append(
+    lines = [
+        "Usage: python run.py [--OPTION VALUE …]   (or headway run …)",
+        "",
         "  --config FILE.toml\n      the same options from a file of lines name = value; the command line wins\n"
-        f"  Defaults may differ by mode and by task; {OWN}: those for env, reward and agent."
-    )
+        f"  Defaults may differ by mode and by task; {OWN}: those for env, reward and agent.",
+        f"  --resume RUN_DIR\n      {RESUME_MEANING}",
+    ]
     return "\n".join([*lines, *option_lines(OPTIONS, Option.default_text), "", later_line(LATER)])
 
 

@@ -5,6 +5,7 @@ them.
 import asyncio
 import contextlib
 import signal
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -87,15 +88,30 @@ class Signals:
         for number in EXIT_CODES:
             asyncio.get_running_loop().add_signal_handler(number, self._receive, number)
 
-    def _receive(self, number: signal.Signals) -> None:
+    def end_in_order(self, number: signal.Signals) -> None:
+        """As if this signal had come first; nothing when one has come already."""
         if self.received is None:
             self.received = number
             self._run.request_stop()
+
+    def _receive(self, number: signal.Signals) -> None:
+        if self.received is None:
+            self.end_in_order(number)
         else:
             self._task.cancel()
 
 
+def end_by_sigterm() -> None:
+    """Until a run has its own way with signals: SIGTERM ends this process with its exit code, and what is begun is
+    undone, as it is after Ctrl-C.
+    """
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(EXIT_CODES[signal.Signals(number)]))
+
+
 def ignore_signals() -> None:
-    """To be called when the outcome is decided: a signal must not change it while Python ends."""
+    """To be called when the outcome is decided: a signal must not change it while processes and Python end."""
+    with contextlib.suppress(RuntimeError):  # no loop runs any more
+        for number in EXIT_CODES:  # else the loop, when it is closed, would set the handlers from before
+            asyncio.get_running_loop().remove_signal_handler(number)
     for number in EXIT_CODES:
         signal.signal(number, signal.SIG_IGN)

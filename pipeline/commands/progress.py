@@ -45,11 +45,12 @@ class Progress:
         mode: str,
         concurrency: int,
         waits_for: Callable[[], str] = lambda: "",
+        steps_before: int = 0,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """concurrency: the trajectories asked for, shown beside those achieved. waits_for: whom the trainer waits for
-        now, "" for nobody; called from rich's thread too.
+        now, "" for nobody; called from rich's thread too. steps_before: those that were trained before this resume.
         """
         self._steps = steps
         self._mode = mode
@@ -64,7 +65,8 @@ class Progress:
         self._running_seconds = 0.0  # of all trajectories together
         self._sampling_seconds = 0.0
         self._shown = self._began  # when the last plain line was printed
-        self._line = f"{mode}: starting"
+        self._steps_before = self._done = steps_before  # of the run: the latest step
+        self._line = f"{mode}: starting" if not steps_before else f"{mode}: resuming after step {steps_before}"
         self._live: Live | None = None
         if self._console.is_terminal:
             self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=5)
@@ -77,6 +79,7 @@ class Progress:
     def show(self, n: int, metrics: Mapping[str, float]) -> None:
         """Batch `n` (from 1) has been trained, with these metrics."""
         now = self._clock()
+        self._done = n
         self._times.append(now)
         self._rewards.append(metrics.get("reward/mean", float("nan")))
         self._without_gradient += metrics.get("train/updated") == 0
@@ -85,7 +88,7 @@ class Progress:
         self._running_seconds += interval * metrics.get("sampling/concurrency_mean", 0.0)
         speed = (len(self._times) - 1) / max(self._times[-1] - self._times[0], 1e-9)  # 0: one step has none yet
         self._line = step_line(self._mode, n, self._steps, speed, metrics)
-        if self._live is None and (n in (1, self._steps) or now - self._shown >= PLAIN_SECONDS):
+        if self._live is None and (n in (self._steps_before + 1, self._steps) or now - self._shown >= PLAIN_SECONDS):
             self._shown = now
             self._print(self._with_wait())
 
@@ -118,7 +121,8 @@ class Progress:
             self._live = None
         seconds = self._clock() - self._began
         done = len(self._rewards)
-        self._print(f"{status} after {done} of {self._steps} steps in {seconds:.1f} s")
+        since = f", {done} of them since the resume," if self._steps_before else ""
+        self._print(f"{status} after {self._done} of {self._steps} steps{since} in {seconds:.1f} s")
         if done:
             first, last = self._rewards[:10], self._rewards[-20:]
             self._print(
@@ -155,7 +159,7 @@ class Progress:
         if not waits_for:
             return self._line
         seconds = self._seconds_since_step()
-        since = f"step {len(self._rewards)}" if self._rewards else "the start"
+        since = f"step {self._done}" if self._rewards else "the start"
         lasts = f" | {seconds:.0f} s since {since}" if seconds >= WAIT_SECONDS else ""
         return f"{self._line} | waits: {waits_for}{lasts}"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.advantages import Batchwise, GroupCentered
 from pipeline.commands.shared_config import SharedConfig, check_eval_rows
-from pipeline.config_checks import check_choice, check_class, check_integer, option, required
+from pipeline.config_checks import check_choice, check_class, check_integer, check_number, option, required
 from pipeline.config_json import config_json
 from pipeline.errors import ConfigError
 from pipeline.losses import CISPO, GSPO, PPO, CustomLoss, DecoupledPPO, ImportanceSampling, Loss, PolicyGradient
@@ -145,6 +145,9 @@ class RunConfig(SharedConfig):
         None, "a run, or a model directory, whose weights training starts from; none: the model's own"
     )
     steps: int = required("batches to train")
+    max_minutes: float | None = option(
+        None, "minutes after which the run has ended as by SIGTERM, saved, for --resume to go on with; none: no limit"
+    )
     seed: int = option(0, "of the model's first weights, the task's rows and the sampling noise")
     samplers: int = required("sampler processes; none: one, or one per GPU beside the learner's")
     dtype: str = option("float32", "what samplers and learner compute in, or bfloat16; master weights are float32")
@@ -171,6 +174,7 @@ class RunConfig(SharedConfig):
         loss_named(self.loss)
         check_integer(self, "slots", minimum=1, unit="copies of the weights", optional=True)
         check_integer(self, "steps", minimum=1, unit="batches to train")
+        check_number(self, "max_minutes", above=0.0, optional=True)
         check_class(self, "trainer", (TrainerConfig,))
         self._check_evaluation()
         if self.mode == "async" and self.trainer.max_staleness == 0:

@@ -57,7 +57,9 @@ def with_holdout(tables: tuple[EnvironmentTable, ...], holdout: int | float | No
 
 def absolute_sources(values: Mapping[str, Any]) -> dict[str, str]:
     """The values among these that name files, as absolute paths: another directory must not change what they mean."""
-    found = {name: absolute_object(values[name]) for name in ("env", "reward", "agent") if values.get(name)}
+    found = {
+        name: absolute_object(values[name]) for name in ("env", "reward", "agent", "loss_function") if values.get(name)
+    }
     return found | {name: absolute_data(values[name]) for name in ("data", "eval_data") if values.get(name)}
 
 

@@ -11,6 +11,7 @@ from pipeline.commands.launch import make_evaluator
 from pipeline.commands.make_run_config import parse
 from pipeline.commands.options import OPTIONS, help_text, options_table
 from pipeline.commands.run_config import COMMON, MODES, RECIPES, task_defaults
+from pipeline.commands.stored_config import run_config_of
 from pipeline.commands.workload import open_workload
 from pipeline.commands.workload_config import WorkloadConfig
 from pipeline.config import Budget, ForwardBackwardBatch, GroupCompletion, KVCache, Sampling, Schedule
@@ -122,7 +123,7 @@ def test_cpu_starts_one_sampler_unless_asked():
         (["--tool-format", "xml"], ["--tool-format is 'xml'", '"hermes"']),
         (["--kv-gib", "0"], ["--kv-gib is 0.0", "above 0"]),
         (["--slots", "0"], ["--slots is 0", "at least 1"]),
-        (["--resume", "x"], ["--resume isn't built yet"]),
+        (["--max-minutes", "0"], ["--max-minutes is 0.0", "above 0"]),
         (["--device", "tpu"], ["--device is 'tpu'"]),
         (["--device", "cuda"], ["--device is cuda", "no NVIDIA GPU"]),
         (["--samplers", "0"], ["--samplers is 0"]),
@@ -159,7 +160,7 @@ def test_bad_option_is_refused_in_one_sentence(arguments, parts):
         (b"\nsteps = = 3", ["recipe.toml is not valid TOML", "line 2"]),
         (b"task = '\xff'", ["recipe.toml is not UTF-8"]),
         (b'run_dir = "a\\u0000b"', ["run_dir (in recipe.toml)"]),
-        (b"resume = 'r'", ["resume in recipe.toml isn't built yet"]),
+        (b"resume = 'r'", ["resume in recipe.toml is no option"]),
         (b"config = 'other.toml'", ["config in recipe.toml is no option"]),
         (b"concurrency = 0", ["concurrency (in recipe.toml) is 0"]),
     ],
@@ -286,7 +287,9 @@ SETTINGS = {
 
 @pytest.mark.filterwarnings("ignore::pipeline.config_checks.ConfigWarning")
 def test_every_option_changes_the_configuration():
-    """An option that nothing reads would be a lie: each one, set to another value, changes what comes out."""
+    """An option that nothing reads would be a lie: each one, set to another value, changes what comes out, and what a
+    resume reads of config.json.
+    """
     base = plain(parse(["--run-dir", "r"]))
     needed = (["--loss", "ppo"], ["--loss", "decoupled_ppo"], ["--eval-every", "7"])  # by options that others need
     with_needed = [plain(parse(["--run-dir", "r", *options])) for options in needed]
@@ -305,7 +308,9 @@ def test_every_option_changes_the_configuration():
             continue
         given = SETTINGS.get(option.name) or [option.flag, others[option.type]]
         given = given + ([] if option.name == "run_dir" else ["--run-dir", "r"])
-        found = plain(parse(given))
+        config = parse(given)
+        found = plain(config)
+        assert run_config_of(json.loads(json.dumps(found))) == config, option.flag
         assert found != base and (found not in with_needed or option.name == "loss"), option.flag
 
 

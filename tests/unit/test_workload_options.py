@@ -7,6 +7,7 @@ import pytest
 from pipeline.commands.make_run_config import parse
 from pipeline.commands.options import OPTIONS
 from pipeline.commands.run_config import OWN_BUDGET, OWN_RECIPE
+from pipeline.commands.stored_config import run_config_of
 from pipeline.commands.workload_config import EnvironmentConfig, EnvironmentTable, WorkloadConfig
 from pipeline.config_json import plain
 from pipeline.errors import ConfigError
@@ -118,7 +119,9 @@ def test_every_option_reaches_its_field(parsed):
     assert NEEDS.keys() == {option.name for option in OPTIONS.values() if option.owner is WorkloadConfig}
     for name, options in NEEDS.items():
         default = WorkloadConfig.__dataclass_fields__[name].default
-        assert getattr(parsed(*options).workload, name) not in (default, {}), name
+        config = parsed(*options)
+        assert getattr(config.workload, name) not in (default, {}), name
+        assert run_config_of(json.loads(json.dumps(plain(config)))) == config, name
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,186 @@
+"""`--resume RUN_DIR`: which run goes on, with what of its recipe changed, and what is refused."""
+
+import json
+
+import pytest
+
+from pipeline.commands.cli import main
+from pipeline.commands.make_run_config import parse
+from pipeline.commands.resume import parse_resume
+from pipeline.errors import ConfigError
+from pipeline.run_directory import make_run_dir
+
+STARTED_IN = "/somewhere/else"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    yield tmp_path
+
+
+def make_run(path, *options, done=3, end="stopped"):
+    """A run directory as a run leaves it that was made with `options`; end None: it was killed."""
+    config = parse(["--steps", "5", "--lr", "0.25", *options])
+    make_run_dir(str(path), config.to_json() | {"directory": STARTED_IN})
+    rows = [json.dumps({"step": n, "model_step": n}) for n in range(1, done + 1)]
+    (path / "metrics.jsonl").write_text("".join(row + "\n" for row in rows))
+    events = [{"event": "run"}] + ([{"event": "end", "status": end}] if end is not None else [])
+    (path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    (path / "checkpoints" / f"version-{done}").mkdir(parents=True)
+    return config
+
+
+def refusal(*arguments):
+    with pytest.raises(ConfigError) as error:
+        parse_resume(arguments)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def everything_in(path):
+    return {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in path.rglob("*") if file.is_file()}
+
+
+def test_a_run_goes_on_by_its_own_recipe(here):
+    config = make_run(here / "run", "--seed", "7")
+    found = parse_resume(["--resume", "run"])
+    assert found.config == config
+    assert (str(found.run_dir), found.started_in, found.done, found.nothing_to_do) == ("run", STARTED_IN, 3, None)
+
+
+def test_steps_and_max_minutes_may_change(here):
+    make_run(here / "run", "--max-minutes", "30")
+    found = parse_resume(["--resume=run", "--steps", "9", "--max-minutes", "none"]).config
+    assert (found.steps, found.max_minutes, found.trainer.optimizer.lr) == (9, None, 0.25)
+    assert parse_resume(["--resume=run"]).config.max_minutes == 30.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--resume"], ["--resume needs a value"]),
+        (["--resume", "run", "--lr", "0.1"], ["--lr can't be given with --resume", "only --steps and --max-minutes"]),
+        (["--resume", "run", "--lr", "0.25"], ["--lr can't be given"]),  # the same value, but who knows
+        (["--mode", "sync", "--resume", "run"], ["--mode can't be given", "--init run"]),
+        (["--resume", "run", "--run-dir", "other"], ["--run-dir can't be given"]),
+        (["--resume", "run", "--config", "recipe.toml"], ["--config can't be given"]),
+        (["--resume", "run", "--stepps", "3"], ["--stepps is no option", "Did you mean --steps?"]),
+        (["--resume", "run", "--steps", "many"], ["--steps is 'many'", "whole number"]),
+        (["--resume", "run", "--steps", "0"], ["--steps is 0", "at least 1"]),
+        (["--resume", "run", "--max-minutes", "0"], ["--max-minutes is 0.0", "above 0"]),
+        (["--resume", "rum"], ["--resume is rum", "no such directory"]),
+        (["--resume", "run/config.json"], ["--resume is run/config.json", "no directory"]),
+        (["--resume", "run/checkpoints/version-3"], ["holds no run", "did you mean", "/run?"]),
+        (["--resume", "."], ["--resume is .", "holds no run"]),
+    ],
+)
+def test_what_can_not_be_is_refused_in_one_sentence(here, arguments, parts):
+    make_run(here / "run")
+    before = everything_in(here)
+    message = refusal(*arguments)
+    for part in parts:
+        assert part in message
+    assert everything_in(here) == before
+
+
+def test_without_any_checkpoint_there_is_nothing_to_go_on_from(here):
+    make_run(here / "run", done=0, end=None)
+    (here / "run" / "checkpoints" / "version-0").rmdir()
+    assert "run holds no checkpoint to go on from" in refusal("--resume", "run")
+    (here / "run" / "checkpoints").rmdir()
+    assert "run holds no checkpoint to go on from" in refusal("--resume", "run")
+
+
+@pytest.mark.parametrize(
+    ("record", "parts"),
+    [
+        (b"", ["is no configuration of a run"]),
+        (b"[]", ["is no configuration of a run"]),
+        (b'{"config": 3}', ["is no configuration of a run"]),
+        (b'{"config": {"class": "TrainerConfig"}}', ["Python script", "trainer.run(rows, steps, resume='run')"]),
+        (b'{"config": {"class": "EvalConfig"}}', ["config is", "RunConfig"]),
+    ],
+)
+def test_config_json_of_something_else_is_refused(here, record, parts):
+    make_run(here / "run")
+    (here / "run" / "config.json").write_bytes(record)
+    message = refusal("--resume", "run")
+    for part in parts:
+        assert part in message
+
+
+def change(path, field, value):
+    """Set `config.<field>` of the run's config.json, or take it out (value: KeyError)."""
+    record = json.loads((path / "config.json").read_text())
+    part, (*outer, name) = record["config"], field.split(".")
+    for key in outer:
+        part = part[key]
+    if value is KeyError:
+        del part[name]
+    else:
+        part[name] = value
+    (path / "config.json").write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "parts"),
+    [
+        ("trainer.optimizer.lr", KeyError, ["config.trainer.optimizer.lr is missing", "--init run"]),
+        ("trainer.optimizer.momentum", 0.9, ["config.trainer.optimizer.momentum is unknown"]),
+        ("trainer.optimizer.lr", "fast", ["config.trainer.optimizer.lr is 'fast'"]),
+        ("trainer.optimizer.lr", -1.0, ["can't be used any more", "lr is -1.0"]),
+        ("trainer.optimizer", {"class": "Muon"}, ["config.trainer.optimizer is"]),
+        ("samplers", True, ["config.samplers is True"]),
+        ("device", "cuda", ["cuda", "no NVIDIA GPU"]),
+    ],
+)
+def test_a_recipe_that_this_version_or_machine_can_not_follow_is_refused_naming_the_field(here, field, value, parts):
+    make_run(here / "run")
+    change(here / "run", field, value)
+    message = refusal("--resume", "run")
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("run", "steps", "is_complete"),
+    [
+        ({"done": 5, "end": "completed"}, [], True),
+        ({"done": 5, "end": "completed"}, ["--steps", "3"], True),
+        ({"done": 5, "end": "completed"}, ["--steps", "6"], False),
+        ({"done": 5, "end": "stopped"}, [], True),  # while it ended
+        ({"done": 5, "end": None}, [], False),  # its last checkpoint is to be made
+        ({"done": 5, "end": "failed"}, [], False),  # the same: it could not be
+        ({"done": 4, "end": "stopped"}, ["--steps", "4"], True),
+        ({"done": 4, "end": "stopped"}, [], False),
+    ],
+)
+def test_a_run_with_nothing_left_to_train_says_so_and_changes_nothing(here, capsys, run, steps, is_complete):
+    """HR66: not a wait without end, and no new version."""
+    make_run(here / "run", **run)
+    before = everything_in(here)
+    if not is_complete:
+        assert parse_resume(["--resume", "run", *steps]).nothing_to_do is None
+        return
+    assert main(["run", "--resume", "run", *steps]) == 0
+    output = capsys.readouterr()
+    asked = steps[-1] if steps else "5"
+    assert output.out == (
+        f"nothing to do: run has trained {run['done']} steps, and {asked} are asked for; to train on, ask for more by "
+        "--steps.\n"
+    )
+    assert output.err == "" and everything_in(here) == before
+
+
+def test_a_stop_in_the_last_evaluation_leaves_that_to_do(here):
+    make_run(here / "run", "--eval-every", "2", done=5, end="stopped")
+    assert parse_resume(["--resume", "run"]).nothing_to_do is None
+
+
+def test_lines_that_break_off_do_not_count(here):
+    make_run(here / "run", done=4)
+    with open(here / "run" / "metrics.jsonl", "a") as file:
+        file.write('{"step": 5, "model_st')
+    assert parse_resume(["--resume", "run"]).done == 4
