@@ -56,7 +56,7 @@ class RunState:
 
     @property
     def oldest_owed(self) -> int:
-        """The oldest version at which a group was admitted that is not trained yet; the present one if there is none."""
+        """The oldest version at which a group was admitted that is not trained yet; the present one if none is left."""
         owed = [one.version for one in self.outstanding.values()] + [group.version for group in self.ready]
         owed += [group.version for group in self.training.groups] if self.training else []
         return min(owed, default=self.version)

@@ -98,6 +98,10 @@ def audit_of(events):
 
 @pytest.fixture
 def log():
+    return three_steps()
+
+
+def three_steps():
     """Three steps, the second without an update; one retry, one failed group, one group outstanding at the end."""
     log = Log()
     for group in range(4):

@@ -1,7 +1,7 @@
 """What the audit proves of a run that died, or was ended, and was resumed."""
 
 import pytest
-from test_audit import Log, audit_of, log  # noqa: F401 - a fixture
+from test_audit import Log, audit_of, three_steps
 from test_audit_retries import retried
 
 
@@ -84,7 +84,8 @@ def test_only_members_that_were_handed_over_train():
 
 
 @pytest.mark.parametrize("told", ["batch", "optim"])
-def test_an_update_that_was_cut_off_is_told_to_its_end_after_the_resume(log, told):  # noqa: F811
+def test_an_update_that_was_cut_off_is_told_to_its_end_after_the_resume(told):
+    log = three_steps()
     cut = next(i for i, event in enumerate(log.events) if event["event"] == told) + 1
     again = log.events[0] | {"t": log.events[cut - 1]["t"], "version": 0, "resumed": 1}
     events = [*log.events[:cut], again, *log.events[cut:]]
@@ -93,7 +94,8 @@ def test_an_update_that_was_cut_off_is_told_to_its_end_after_the_resume(log, tol
     assert any("due is" in finding for finding in audit_of(missing).findings)
 
 
-def test_nothing_but_a_resume_follows_the_end(log):  # noqa: F811
+def test_nothing_but_a_resume_follows_the_end():
+    log = three_steps()
     log.admit(7, 2)
     assert any("admitted does not belong here" in finding for finding in log.findings())
 
@@ -109,7 +111,8 @@ def test_resumes_are_counted(times, wrong):
     assert any("no resume of what came before" in finding for finding in log.findings()) == wrong
 
 
-def test_more_steps_may_be_asked_for_in_a_resume(log):  # noqa: F811
+def test_more_steps_may_be_asked_for_in_a_resume():
+    log = three_steps()
     resume(log, 2, steps=4)
     log.admit(7, 2), log.admit(8, 2)
     log.rollout(7, 2), log.rollout(8, 2)
