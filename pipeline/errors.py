@@ -27,5 +27,13 @@ class TrajectoryError(RunError):
     """A trajectory failed in user code; the message names group, member, the call and the cause."""
 
 
+class TookTooLongError(TrajectoryError):
+    """A trajectory failed because something of the user's did not end in its time."""
+
+
+class HopelessError(TrajectoryError):
+    """A trajectory failed in a way that a new start does not mend, or that new starts have not mended."""
+
+
 class TemplateError(TrajectoryError):
     """A model's chat template can't render a conversation; the message names the template and its reason."""

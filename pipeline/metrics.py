@@ -45,7 +45,7 @@ METRICS: tuple[Metric, ...] = (
         "truncated/<cause>",
         "share",
         "trajectories of the batch that ended so: turns, generated_tokens, context, final_answer (it asked for another "
-        "turn after its final answer), empty_sample, group_deadline",
+        "turn after its final answer), empty_sample, group_deadline, trajectory_timeout",
         "for causes that occur",
     ),
     Metric("rollout/<name>", "the environment's", "an environment's own metric, summed over the batch", "where given"),
@@ -203,9 +203,17 @@ METRICS: tuple[Metric, ...] = (
         "memory/<process>_bytes", "bytes", "resident host memory now, shared blocks included: supervisor, learner, …"
     ),
     Metric(
+        "recovery/failures",
+        "attempts",
+        "at trajectories that failed since the previous step: users' code raised, took too long, or gave no finite "
+        "reward",
+    ),
+    Metric("recovery/timeouts", "attempts", "those of them that took too long (`environment_timeout`)"),
+    Metric(
         "recovery/retries",
         "trajectories",
-        "started again since the previous step: their environment was lost with its process",
+        "started again since the previous step: they had failed (`max_retries`), or their environment was lost with "
+        "its process",
     ),
     Metric(
         "recovery/restored",

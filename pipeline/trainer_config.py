@@ -64,6 +64,10 @@ class EngineConfig:
     environment_processes: int | None = option(
         None, "processes that run environments; none: a quarter as many as there are cores"
     )
+    max_retries: int = option(2, "times that a trajectory which failed starts again, before on_failure decides")
+    trajectory_timeout: float | None = option(
+        None, "seconds that one trajectory may take, then it is truncated; none: no limit"
+    )
 
     def __post_init__(self) -> None:
         check_class(self, "schedule", (Schedule,))
@@ -72,6 +76,8 @@ class EngineConfig:
         check_choice(self, "sampling_policy", SAMPLING_POLICIES)
         check_number(self, "environment_timeout", above=0.0)
         check_integer(self, "environment_processes", minimum=1, maximum=MAX_PROCESSES, unit="processes", optional=True)
+        check_integer(self, "max_retries", minimum=0, maximum=MAX_COUNT, unit="new starts of a trajectory")
+        check_number(self, "trajectory_timeout", above=0.0, optional=True)
         _ = self.sampling  # Sampling checks the four options it is made of
         ages_kv = self.kv_cache.max_staleness > 0 or self.kv_cache.on_limit == "refill"
         if self.sampling_policy == "trajectory" and ages_kv:

@@ -65,7 +65,8 @@ class EnvironmentCall(NamedTuple):
 
 
 class EnvironmentReply(NamedTuple):
-    """Its answer. `error` is null or one sentence; the other fields are then empty.
+    """Its answer. `error` is null or one sentence; the other fields are then empty, but for {"timed_out": true} as the
+    result of a call that used its time up.
 
     reset: result {"messages": [...], "tools": [schema, …], "wrap_up": [...], "recovery": str}, "wrap_up" for the final
     answer's request. turn: {"messages": [...], "max_turn_tokens": int | null} (with "rewrites": true the messages are

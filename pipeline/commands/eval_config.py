@@ -72,11 +72,11 @@ EVAL_EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
     (Schedule, ("concurrency", "max_sample_requests")),
     (Budget, dict(EXPOSED)[Budget]),
     (Sampling, dict(EXPOSED)[Sampling]),
-    (EngineConfig, ("environment_timeout", "environment_processes")),
+    (EngineConfig, ("environment_timeout", "environment_processes", "max_retries", "trajectory_timeout")),
 )
 EVAL_OPTIONS = option_table(EVAL_EXPOSED)
 OF_A_RUN = (  # what an evaluation of a run does as the run did, unless told otherwise
-    *("template_options", "tool_format", "seed", "dtype", "environment_timeout"),
+    *("template_options", "tool_format", "seed", "dtype", "environment_timeout", "max_retries", "trajectory_timeout"),
     *dict(EXPOSED)[Sampling],
     *dict(EXPOSED)[Budget],
 )

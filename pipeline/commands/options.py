@@ -133,7 +133,10 @@ EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
     (PPO, ("clip_low", "clip_high")),  # each option of a loss stands once here, under the first that has it
     (DecoupledPPO, ("max_importance_weight",)),
     (CustomLoss, ("path",)),
-    (EngineConfig, ("sampling_policy", "environment_timeout", "environment_processes")),
+    (
+        EngineConfig,
+        ("sampling_policy", "environment_timeout", "environment_processes", "max_retries", "trajectory_timeout"),
+    ),
     (KVCache, ("max_staleness", "on_limit", "allow_reprefill")),
 )
 

@@ -38,6 +38,8 @@ from workers.messages import EnvironmentCall, EnvironmentReply
 GRACE_SECONDS = 5.0  # what a cancelled call has to end in, before it is answered without it
 LEAST_SECONDS = 0.001  # a call with less left than this has used its time up
 
+_TIMED_OUT = {"timed_out": True}
+
 _log = logging.getLogger(LOGGER)
 
 
@@ -143,7 +145,7 @@ class EnvironmentHost:
                 await self._close(episode)
         if os.getpid() != self._pid:  # users' code has forked, and let its child come back here
             os._exit(1)
-        running.reply(result, tools, error)
+        running.reply(_TIMED_OUT if running.expired and error is not None else result, tools, error)
 
     def _expire(self, running: RunningCall) -> None:
         if running.answer is None:  # replied in this very tick
@@ -161,7 +163,7 @@ class EnvironmentHost:
         if running.episode is not None and running.episode.running is running:
             self._forget(running.episode)
         running.release = running.time.stays()
-        running.reply({}, [], f"{self._sentence(running, None)}, and does not end when cancelled")
+        running.reply(_TIMED_OUT, [], f"{self._sentence(running, None)}, and does not end when cancelled")
 
     # The steps: each returns the result and the tool records of its reply.
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from pipeline.errors import RunError, TrajectoryError
+from pipeline.errors import HopelessError, RunError, TookTooLongError, TrajectoryError
 from pipeline.processes.environment_handle import EnvironmentHandle, EnvironmentLost
 from workers.message_codec import encode
 from workers.messages import EnvironmentCall, EnvironmentReplies, EnvironmentReply, Environments, Message
@@ -87,13 +87,15 @@ class EnvironmentClient:
         """
         self._up[host] = False
         self._outgoing[host].clear()
-        failed = dict(failed) | self._condemned(suspects, why)
+        errors: dict[int, TrajectoryError] = {}
+        errors |= {request: TookTooLongError(sentence) for request, sentence in failed.items()}
+        errors |= self._condemned(suspects, why)
         for request, (future, _, _, at) in list(self._pending.items()):
             if at != host:
                 continue
             del self._pending[request]
             if not future.done():
-                future.set_exception(TrajectoryError(failed[request]) if request in failed else EnvironmentLost(why))
+                future.set_exception(errors[request] if request in errors else EnvironmentLost(why))
                 future.exception()  # seen: a drop or an interruption has no waiter
         handles, self.open_at[host] = self.open_at[host], set()
         for handle in handles:
@@ -134,13 +136,17 @@ class EnvironmentClient:
                 future.exception()  # seen: a drop has no waiter
         self._pending.clear()
 
-    def _condemned(self, suspects: Collection[int], why: str) -> dict[int, str]:
-        """Count the death for the groups of the suspects; the sentences of those for whom it was one too many."""
+    def _condemned(self, suspects: Collection[int], why: str) -> dict[int, HopelessError]:
+        """Count the death for the groups of the suspects; the errors of those for whom it was one too many: they have
+        started again often enough.
+        """
         calls = [call for request in suspects if (call := self.call_of(request)) is not None]
         self._deaths.update({call.group for call in calls})
         return {
-            call.request: f"{name_of(call)} was in user code, as its group had been at {MAX_DEATHS - 1} deaths of "
-            f"environment processes before, when its process died as well: {why}"
+            call.request: HopelessError(
+                f"{name_of(call)} was in user code, as its group had been at {MAX_DEATHS - 1} deaths of environment "
+                f"processes before, when its process died as well: {why}"
+            )
             for call in calls
             if self._deaths[call.group] >= MAX_DEATHS
         }

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import TrajectoryError
+from pipeline.errors import TookTooLongError, TrajectoryError
 from workers.messages import EnvironmentReply
 
 if TYPE_CHECKING:  # the client makes the handles
@@ -60,7 +60,7 @@ class EnvironmentHandle:
             self._pending = None
         if reply.error is not None:
             self._close()
-            raise TrajectoryError(reply.error)
+            raise _error_of(reply)
         if "reward" in reply.result:
             self._close()
         else:
@@ -116,7 +116,7 @@ class EnvironmentHandle:
             reply = await self._pending[1]
             if reply.error is not None:
                 self._close()
-                raise TrajectoryError(reply.error)
+                raise _error_of(reply)
             self.on_restored()
 
     async def _ask(self, call: str, argument: dict[str, Any]) -> EnvironmentReply:
@@ -152,6 +152,10 @@ class EnvironmentHandle:
         if self._host is not None:
             self._client.open_at[self._host].discard(self)
             self._host = None
+
+
+def _error_of(reply: EnvironmentReply) -> TrajectoryError:
+    return (TookTooLongError if reply.result.get("timed_out") else TrajectoryError)(reply.error)
 
 
 def _truncation_of(turn: dict[str, Any], cause: str) -> dict[str, Any]:

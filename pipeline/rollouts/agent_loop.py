@@ -16,7 +16,14 @@ from pipeline.endpoint.recorded_states import Place, RecordedStates, State
 from pipeline.endpoint.refusal import BAD_REQUEST, CONFLICT, NO_ROOM, Refusal, refuse
 from pipeline.endpoint.sessions import Session, Sessions
 from pipeline.environments.values import finite
-from pipeline.errors import ConfigError, ConfigTypeError, TemplateError, TrajectoryError
+from pipeline.errors import (
+    ConfigError,
+    ConfigTypeError,
+    HopelessError,
+    TemplateError,
+    TookTooLongError,
+    TrajectoryError,
+)
 from pipeline.processes.environment_handle import Dropped, EnvironmentHandle, EnvironmentLost
 from pipeline.rollouts.sampled_turns import CUT, TURN, SampledTurns
 from pipeline.trajectory import Trajectory
@@ -99,7 +106,7 @@ class AgentLoop:
         try:
             json.dumps(row, allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise TrajectoryError(
+            raise HopelessError(
                 f"The row of trajectory {self._name} can't be sent to a harness as JSON: {error}."
             ) from None
         return {"trajectory": self._name, "row": row, "seed": seed}
@@ -197,7 +204,7 @@ class AgentLoop:
         while not self._over.done():
             left = self._idle_since() + self.idle_timeout - now()
             if left <= 0.0:
-                self._fail(TrajectoryError(self._idle_sentence()))
+                self._fail(self._idle_error())
                 break
             await asyncio.wait({self._over}, timeout=left)
 
@@ -212,12 +219,14 @@ class AgentLoop:
             return asyncio.get_running_loop().time()
         return self.sessions.heard_at if waits else self._heard_at
 
-    def _idle_sentence(self) -> str:
+    def _idle_error(self) -> TrajectoryError:
         within = f"within idle_timeout = {self.idle_timeout:g} s"
         if self.environment is None and not self._session.taken:
-            return f"No harness asked for trajectory {self._name}, or for anything else, {within} (POST /rollouts)."
+            return HopelessError(
+                f"No harness asked for trajectory {self._name}, or for anything else, {within} (POST /rollouts)."
+            )
         asked = "made neither a request nor" if self.environment is None else "neither made a request nor returned"
-        return f"The agent of trajectory {self._name} {asked} a reward {within}."
+        return TookTooLongError(f"The agent of trajectory {self._name} {asked} a reward {within}.")
 
     @property
     def _name(self) -> str:

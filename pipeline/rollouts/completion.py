@@ -3,7 +3,8 @@
 Facts come in (a member started, generated, ended, is gone), decisions go out (members to stop, members to hand over).
 Under "deadline", the end of the min_members-th member notes what every member has generated; from then on the group
 closes as soon as a member that has started and not ended has added `max_straggler_tokens` since. The caller reports the
-tokens of all requests that end in one instant before the ends of members in it.
+tokens of all requests that end in one instant before the ends of members in it. A member that starts again has so many
+tokens anew; in a group that was closed by truncation meanwhile it is stopped when it has generated them.
 """
 
 from collections.abc import Collection
@@ -39,6 +40,7 @@ class GroupProgress:
         self._rule = rule
         self._unfinished = set(range(size))
         self._started: set[int] = set()
+        self._again: set[int] = set()  # running, and not stopped since they started again
         self._tokens = [0] * size
         self._noted: list[int] | None = None  # tokens of each member when min_members had ended
         self._num_ended = 0
@@ -74,6 +76,7 @@ class GroupProgress:
         since the note.
         """
         self._started.discard(member)
+        self._again.add(member)
         self._tokens[member] = 0
         if self._noted is not None:
             self._noted[member] = 0
@@ -95,19 +98,30 @@ class GroupProgress:
         return NOTHING if self._unfinished else self._last()
 
     def _close_if_due(self) -> Decision:
-        if self.closed or self._noted is None:
+        if self._noted is None:
             return NOTHING
         allowed = self._rule.max_straggler_tokens
         running = self._started & self._unfinished
-        if not any(self._tokens[member] - self._noted[member] >= allowed for member in running):
+        due = {member for member in running if self._tokens[member] - self._noted[member] >= allowed}
+        if self.closed:
+            return self._stop_again(due & self._again)
+        if not due:
             return NOTHING
         self.closed = True
+        self._again.clear()
         unfinished = tuple(sorted(self._unfinished))
         if self._rule.on_stragglers == "truncate":
             return Decision(stop=unfinished, cause=GROUP_DEADLINE)
         if self._rule.on_stragglers == "discard":
             return Decision(emit=self._take(), stop=unfinished, cause=GROUP_DISCARD)
         return Decision(emit=self._take())
+
+    def _stop_again(self, members: set[int]) -> Decision:
+        """In a closed group: members that have started again since, and have used up what they were allowed."""
+        if self._rule.on_stragglers != "truncate" or not members:
+            return NOTHING
+        self._again -= members
+        return Decision(stop=tuple(sorted(members)), cause=GROUP_DEADLINE)
 
     def _last(self) -> Decision:
         return Decision(emit=self._take(), final=True)

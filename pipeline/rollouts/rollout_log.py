@@ -1,5 +1,6 @@
 """What rollouts tell the audit log and the sampling counters, in one place: the words of each event."""
 
+from pipeline.errors import TookTooLongError, TrajectoryError
 from pipeline.events import EventLog
 from pipeline.processes.sampler_client import SegmentResult
 from pipeline.rollouts.sampling_counters import SamplingCounters
@@ -58,6 +59,11 @@ class RolloutLog:
                 reward=trajectory.reward,
                 truncated=trajectory.truncated,
             )
+
+    def failure(self, error: TrajectoryError) -> None:
+        """An attempt at a trajectory has failed. What becomes of it is told by `retry`, or of its group."""
+        self.counters.failures += 1
+        self.counters.timeouts += isinstance(error, TookTooLongError)
 
     def retry(self, trajectory: Trajectory, attempt: int, cause: str) -> None:
         """All of it is thrown away, and it starts again, for the `attempt`-th time."""

@@ -183,21 +183,23 @@ class Rollouts:
     async def _work(
         self, running: RunningGroup, member: int, priority: Priority, loop: TrajectoryLoop | AgentLoop
     ) -> None:
-        """A trajectory from its start to its end, with its environment and its lease. One whose environment is lost
-        starts again: it keeps its place, its reservation and its noise, and takes the version committed by then.
+        """A trajectory from its start to its end, with its environment and its lease. One that fails, or whose
+        environment is lost, starts again: it keeps its place, its reservation and its noise, and takes the version
+        committed by then.
         """
         while True:
             try:
                 await loop.run(running.row, _environment_seed(self._config.seed, running.group, member))
                 await self._instant_is_over()
                 break
-            except EnvironmentLost as lost:
+            except (EnvironmentLost, TrajectoryError) as error:
+                if isinstance(error, TrajectoryError):
+                    running.count_failure(member, error, self._config.max_retries)
                 again = self._prepare(running, member, priority)
-                running.starts_again(member, again, str(lost))
+                running.starts_again(member, again, str(error))
             finally:
                 loop.close()
-                if member in running.requests:
-                    running.requests.pop(member).close()
+                running.close(member)
             loop = again
         if not loop.discarded:
             self._lengths.add(running.row_index, loop.trajectory.generated_tokens)
@@ -221,7 +223,7 @@ class Rollouts:
                 engine=self._config,
                 counters=self._log.counters,
             )
-            running.requests[member] = made
+            running.open(member, made, self._config.trajectory_timeout)
             self._log.started(running.group, member, made.version, made.sampler.index)
             running.started(member)
             return self._generator(running, member, made)

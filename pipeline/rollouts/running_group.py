@@ -1,5 +1,6 @@
 """One group on its way: its members' loops, what of it is finished, and when it goes to the trainer."""
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -7,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config import GroupCompletion
-from pipeline.errors import TrajectoryError
+from pipeline.errors import HopelessError, TrajectoryError
 from pipeline.processes.sampler_client import SamplerClient
 from pipeline.rollouts.agent_loop import AgentLoop
 from pipeline.rollouts.completion import Decision, GroupProgress
 from pipeline.rollouts.rollout_log import RolloutLog
-from pipeline.rollouts.trajectory_loop import TrajectoryLoop
+from pipeline.rollouts.trajectory_loop import TRAJECTORY_TIMEOUT, TrajectoryLoop
 from pipeline.rollouts.trajectory_requests import TrajectoryRequests
 from pipeline.schedule import Admission
 from pipeline.trajectory import Group, Trajectory
@@ -55,6 +56,7 @@ class RunningGroup:
         self.requests: dict[int, TrajectoryRequests] = {}  # of the members that have begun to ask the sampler
         self.done = False
         self.failure: TrajectoryError | None = None
+        self._clocks: dict[int, asyncio.TimerHandle] = {}  # of the same
         self._progress = GroupProgress(completion, size)
         self._log = log
         self._deliver = deliver
@@ -63,6 +65,7 @@ class RunningGroup:
         self._tokens = 0  # generated so far by all members, but those handed over
         self._left_out: set[int] = set()  # that need not run: stopped before, or an earlier run's
         self._attempts: Counter[int] = Counter()  # how often each member has started again
+        self._failures: Counter[int] = Counter()  # how often it has failed
 
     def resume(self, handed_over: Collection[int], ended: Mapping[int, Trajectory]) -> None:
         """Go on where an earlier run stood: these members went out, and those have ended and wait for the others."""
@@ -91,8 +94,41 @@ class RunningGroup:
         self._tokens += tokens
         self._follow(self._progress.generated(member, tokens))
 
-    def starts_again(self, member: int, loop: TrajectoryLoop, cause: str) -> None:
-        """The member's environment is lost, and all it generated is thrown away: `loop` begins anew in its place."""
+    def open(self, member: int, requests: TrajectoryRequests, timeout: float | None) -> None:
+        """An attempt of the member makes its first request, and may take so many seconds from now on."""
+        self.requests[member] = requests
+        if timeout is not None:
+            self._clocks[member] = asyncio.get_running_loop().call_later(timeout, self._expire, member)
+
+    def close(self, member: int) -> None:
+        """The attempt is over; it may have made no request."""
+        if member in self.requests:
+            self.requests.pop(member).close()
+        if member in self._clocks:
+            self._clocks.pop(member).cancel()
+
+    def _expire(self, member: int) -> None:
+        """One that is stopped already just goes on to its end."""
+        if self.loops[member].stopped_by is None:
+            self._stop(member, TRAJECTORY_TIMEOUT, discard=False)
+
+    def count_failure(self, member: int, error: TrajectoryError, max_retries: int) -> None:
+        """The member has failed. Raises the error, if it is not to start again."""
+        self._log.failure(error)
+        if self.failure is not None or isinstance(error, HopelessError):
+            raise error
+        self._failures[member] += 1
+        if self._failures[member] <= max_retries:
+            return
+        if max_retries == 0:
+            raise error
+        text = str(error).removesuffix(".")
+        raise HopelessError(f"{text}, at its attempt {1 + max_retries} (max_retries = {max_retries})") from error
+
+    def starts_again(self, member: int, loop: TrajectoryLoop | AgentLoop, cause: str) -> None:
+        """The member has failed, or its environment is lost, and all it generated is thrown away: `loop` begins anew in
+        its place.
+        """
         lost = self.loops[member].trajectory
         self.loops[member] = loop
         self._attempts[member] += 1
@@ -144,8 +180,11 @@ class RunningGroup:
                 self._follow(self._progress.gone(member))
 
     def _stop(self, member: int, cause: str, *, discard: bool) -> None:
-        """A running request is let to its end; one that still waits for its turn is not made any more."""
-        self.loops[member].stop(cause, discard=discard)
+        """A running request is let to its end; one that still waits for its turn is not made any more. A trajectory
+        that has used its own time up is being scored already.
+        """
+        if discard or self.loops[member].stopped_by != TRAJECTORY_TIMEOUT:
+            self.loops[member].stop(cause, discard=discard)
         if member in self.requests:
             self.requests[member].withdraw()
 

@@ -28,6 +28,8 @@ class SamplingCounters:
         self._request_seconds = 0.0
         self._queue_seconds = 0.0
         self._tool_seconds = 0.0
+        self.failures = 0  # attempts at trajectories that failed
+        self.timeouts = 0  # those of them that took too long
         self.retries = 0  # trajectories started again
         self.restored = 0  # environments that went on in another process
 
@@ -67,6 +69,8 @@ class SamplingCounters:
             "sampling/inflight_trajectories": self.active,
             "sampling/inflight_requests": self.inflight,
             "env/tool_seconds": self._tool_seconds,
+            "recovery/failures": self.failures,
+            "recovery/timeouts": self.timeouts,
             "recovery/retries": self.retries,
             "recovery/restored": self.restored,
         }

@@ -16,6 +16,7 @@ from pipeline.trajectory import Trajectory
 from workers.messages import EnvironmentReply
 
 ENVIRONMENT_LOST = "environment_lost"  # why sampling stops: nobody could act on the turn
+TRAJECTORY_TIMEOUT = "trajectory_timeout"  # the cause of one that has used its own time up
 
 
 @dataclass(slots=True)
@@ -48,13 +49,13 @@ class TrajectoryLoop:
         """To the end: reward, truncation cause and spans are then in the trajectory. Raises TrajectoryError, and
         EnvironmentLost when it is to start again from nothing.
 
-        A discarded trajectory just ends: it has no reward. So does one that was stopped before its environment was
-        lost: nobody is left to score it.
+        A discarded trajectory just ends: it has no reward. So does one that its group stopped before its environment
+        was lost: nobody is left to score it.
         """
         try:
             await self._roll_out(row, seed)
         except EnvironmentLost:
-            if self.turns.stopped_by in (None, ENVIRONMENT_LOST):
+            if self.turns.stopped_by in (None, ENVIRONMENT_LOST, TRAJECTORY_TIMEOUT):
                 raise
             self.discarded = True
         except (Dropped, TrajectoryError):

@@ -193,6 +193,8 @@ class Played:
         rows=None,
         second_round=None,
         seed=0,
+        max_retries=0,
+        trajectory_timeout=None,
         **options,
     ):
         """rows: the dataset row of each group, its own by default. second_round: from this group on they are admitted
@@ -203,7 +205,8 @@ class Played:
         context = budget.get("max_context_tokens", Budget().max_context_tokens)
         self.run = Run(script, ticks_per_token, context, hosts or Hosts(script))
         self.sampler = self.run.samplers[0]
-        self._config = EngineConfig(budget=Budget(**budget), schedule=schedule or Schedule(), seed=seed)
+        limits = {"max_retries": max_retries, "trajectory_timeout": trajectory_timeout}
+        self._config = EngineConfig(budget=Budget(**budget), schedule=schedule or Schedule(), seed=seed, **limits)
         self._rows = rows or list(range(len(script)))
         rounds = [range(second_round or len(script)), range(second_round or len(script), len(script))]
         virtual_clock.run(self._play(completion, concurrency, events, rounds, options))

@@ -35,7 +35,7 @@ class CountingChat(Chat):
 class Played:
     """Groups of two, whose agents the test plays; a turn takes as many tokens as `turns` says, ten ticks each."""
 
-    def __init__(self, turns, **options):
+    def __init__(self, turns, max_retries=0, trajectory_timeout=None, **options):
         script = [{"priority": 0, "members": [{"turns": list(turns)}] * 2} for _ in range(2)]
         self.run = Run(script, 10, 1000, None)
         self.sessions = Sessions(asyncio.get_running_loop().time)
@@ -45,9 +45,10 @@ class Played:
         self.log = Log(None, SamplingCounters())
         options = {"concurrency": 4} | options
         rows = [{"n": 0}, {"n": 1}]
-        self.rollouts = Rollouts(
-            EngineConfig(budget=Budget(segment_tokens=8)), self.run, CountingChat(), rows, 2, self.log, **options
+        config = EngineConfig(
+            budget=Budget(segment_tokens=8), max_retries=max_retries, trajectory_timeout=trajectory_timeout
         )
+        self.rollouts = Rollouts(config, self.run, CountingChat(), rows, 2, self.log, **options)
 
     def admit(self, *groups):
         self.rollouts.start([Admission(group, group, 0) for group in groups])

@@ -77,7 +77,7 @@ def test_a_call_that_ends_itself_after_the_deadline_is_still_past_it():
         return await ask("turn")
 
     reply = session(Late, steps, timeout=0.05)
-    assert reply.result == {} and "took longer than environment_timeout" in reply.error
+    assert reply.result == {"timed_out": True} and "took longer than environment_timeout" in reply.error
 
 
 @pytest.mark.parametrize(("interrupter", "argument"), [("truncate", {"cause": "group_deadline"}), ("drop", {})])
