@@ -35,10 +35,10 @@ def rows_with(**fatal):
     return rows
 
 
-def train(model, tmp_path, rows, steps=2, act=None, env="Fatal", **options):
+def train(model, tmp_path, rows, steps=2, act=None, env="Fatal", max_retries=0, **options):
     """The numbers of the steps of a run; `act(step)` is awaited after each."""
     defaults = {"groups_per_step": 3, "group_size": 3, "max_staleness": 1, "timeout": 1.0, "on_failure": "replace"}
-    sampling = {"environment_processes": 2}
+    sampling = {"environment_processes": 2, "max_retries": max_retries}
     trainer = make_trainer(
         model,
         tmp_path / "run",
@@ -92,6 +92,19 @@ def test_who_brings_three_processes_down_fails(model, tmp_path, fatal, end):
         train(model, tmp_path, rows_with(fatal=fatal), on_failure="stop")
     assert len(events_of(tmp_path / "run", "restart")) == 3
     assert audit(tmp_path / "run") == 0
+
+
+def test_a_hang_that_passes_costs_its_trajectory_one_retry(model, tmp_path):
+    """The others that were in the process start again, too, and of theirs none is counted."""
+    rows = rows_with(fatal="spinning", once="done")
+    assert train(model, tmp_path, rows, on_failure="stop", max_retries=1) == [1, 2]
+    run_dir = tmp_path / "run"
+    causes = {event["trajectory"]: event["cause"] for event in events_of(run_dir, "retry")}
+    assert "on_turn of trajectory 2.0 took longer than environment_timeout = 1 s" in causes.pop("2.0")
+    assert all("was killed: on_turn of trajectory 2.0" in cause for cause in causes.values())
+    counted = {key: sum(line[f"recovery/{key}"] for line in metrics_of(run_dir)) for key in ("failures", "timeouts")}
+    assert counted == {"failures": 1, "timeouts": 1}
+    assert audit(run_dir) == 0
 
 
 def test_processes_killed_at_any_moment(model, tmp_path):
