@@ -10,6 +10,7 @@ from pipeline.chat.tiny import TerseChat, TinyChat
 from pipeline.config import (
     Adam,
     Budget,
+    Checkpointing,
     Cosine,
     ForwardBackwardBatch,
     GroupCompletion,
@@ -46,6 +47,7 @@ __all__ = [
     "Batchwise",
     "Budget",
     "CISPO",
+    "Checkpointing",
     "ConfigError",
     "ConfigTypeError",
     "Cosine",

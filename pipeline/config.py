@@ -13,6 +13,7 @@ from pipeline.config_checks import (
     check_flag,
     check_integer,
     check_number,
+    check_path,
     label,
     option,
     quoted,
@@ -265,3 +266,21 @@ class Adam:
         check_number(self, "weight_decay", at_least=0.0)
         check_number(self, "grad_clip_norm", above=0.0, optional=True)
         check_class(self, "schedule", (Cosine,), optional=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpointing:
+    """When a run saves what it would need to go on, and how much of that it keeps. run_dir: as of `AsyncTrainer`."""
+
+    run_dir: str | None = None
+    weights_every: int = option(20, "policy updates between two checkpoints; a run saves one when it ends, too")
+    rollout_every: float = option(30.0, "seconds between two saves of the trajectories that are being sampled")
+    keep: int = option(2, "newest checkpoints that stay; older ones only while a sampled token needs their version")
+    keep_best: int = option(0, "checkpoints that stay beside those, of the highest rewards on held-out rows")
+
+    def __post_init__(self) -> None:
+        check_path(self.run_dir, label(self, "run_dir"))
+        check_integer(self, "weights_every", minimum=1, unit="policy updates")
+        check_number(self, "rollout_every", above=0.0)
+        check_integer(self, "keep", minimum=1, unit="checkpoints")
+        check_integer(self, "keep_best", minimum=0, unit="checkpoints")

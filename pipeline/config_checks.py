@@ -8,6 +8,7 @@ import difflib
 import functools
 import inspect
 import math
+import os
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
@@ -146,6 +147,12 @@ def check_class(owner: object, name: str, classes: tuple[type, ...], *, optional
     if not isinstance(value, classes):
         names = " or ".join(f"rl.{cls.__name__}(...)" for cls in classes)
         raise ConfigTypeError(f"{label(owner, name)} is {shown(value)}; give {names}.")
+
+
+def check_path(value: object, name: str) -> None:
+    """Require what can name a directory, which need not be there, or None. name: of the option."""
+    if value is not None and (not isinstance(value, str | os.PathLike) or not str(value) or "\0" in str(value)):
+        raise ConfigTypeError(f"{name} is {shown(value)}; name a directory, or leave it out.")
 
 
 def refuse_unknown(owner: type, config: type, names: Iterable[str]) -> None:

@@ -1,5 +1,6 @@
 """Dataset rows: dicts of plain values, because each travels to an environment process."""
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,14 @@ def unplain_field(row: dict[str, Any]) -> tuple[str, str] | None:
         if why is not None:
             return f"{shown(value)} as its {shown(field)}", why
     raise AssertionError("no message can carry the row, but one can carry each of its fields")
+
+
+def rows_digest(rows: Sequence[dict[str, Any]]) -> str:
+    """Of the rows' contents, in order."""
+    found = hashlib.sha256()
+    for row in rows:
+        found.update(msgpack.packb(row))
+    return f"sha256:{found.hexdigest()}"
 
 
 def row_id(row: dict[str, Any]) -> str | int | None:

@@ -14,7 +14,7 @@ from pipeline.beside_weights import CONFIG, TOKENIZER_FILES
 from pipeline.chat.format import ChatFormat
 from pipeline.chat.model_chat import load_chat
 from pipeline.chat.tool_formats import FORMATS
-from pipeline.checkpoints import is_run_directory, weights_directory
+from pipeline.checkpoints.saved import is_run_directory, weights_directory
 from pipeline.config_checks import shown
 from pipeline.errors import ConfigError, ConfigTypeError
 from shm.errors import HeadwayError

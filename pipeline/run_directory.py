@@ -17,6 +17,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from pipeline.config import Checkpointing
+from pipeline.config_checks import check_path
 from pipeline.errors import ConfigError
 
 # A directory with one of these holds a run.
@@ -71,3 +73,16 @@ def make_run_dir(run_dir: str, description: Mapping[str, Any]) -> Path:
     except OSError as error:
         raise ConfigError(f"The run directory {path} can't be made: {error.strerror}; name another one.") from error
     return path
+
+
+def one_run_dir(run_dir: Any, checkpointing: Checkpointing) -> str | None:
+    """The place that a trainer was told, by itself or by its Checkpointing. Raises ConfigTypeError for what can name
+    none, and ConfigError for two.
+    """
+    check_path(run_dir, "run_dir")
+    if run_dir is None or checkpointing.run_dir is None or Path(run_dir) == Path(checkpointing.run_dir):
+        return run_dir if run_dir is not None else checkpointing.run_dir
+    raise ConfigError(
+        f"run_dir is {run_dir}, and Checkpointing.run_dir {checkpointing.run_dir}; a run has one directory: leave one "
+        "of them out."
+    )

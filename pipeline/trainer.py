@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, aclosing, closing, nullcontext
@@ -11,12 +10,12 @@ from typing import Any
 
 from pipeline.advantages import Batchwise, GroupCentered
 from pipeline.beside_weights import own_model_files, read_model_files
-from pipeline.checkpoints import Checkpoints, require_room
+from pipeline.checkpoints.checkpoints import Checkpoints, checkpoint_bytes, require_room
 from pipeline.config import Adam, ForwardBackwardBatch, GroupCompletion, Truncation
-from pipeline.config_checks import is_plain_function, refuse_unknown, shown, warn
+from pipeline.config_checks import is_plain_function, refuse_unknown, warn
 from pipeline.config_json import config_json
 from pipeline.data.split_rows import without_holdout
-from pipeline.dataset import check_rows
+from pipeline.dataset import check_rows, rows_digest
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.events import EventLog
@@ -25,7 +24,7 @@ from pipeline.losses import Loss
 from pipeline.make_spec import make_rules, make_spec
 from pipeline.model_directory import ModelSource
 from pipeline.rollouts.rollout_engine import RolloutEngine
-from pipeline.run_directory import make_default_run_dir, make_run_dir
+from pipeline.run_directory import make_default_run_dir, make_run_dir, one_run_dir
 from pipeline.run_spec import RunSpec
 from pipeline.schedule import ScheduleRules
 from pipeline.trainer_config import TrainerConfig
@@ -64,10 +63,6 @@ class AsyncTrainer:
             raise ConfigTypeError(f"validate_batch is {validate_batch!r:.100}; give a plain function, or leave it out.")
         if evaluator is not None and not isinstance(evaluator, Evaluator):
             raise ConfigTypeError(f"evaluator is {evaluator!r:.100}; give an rl.Evaluator, or leave it out.")
-        if run_dir is not None and (
-            not isinstance(run_dir, str | os.PathLike) or not str(run_dir) or "\0" in str(run_dir)
-        ):
-            raise ConfigTypeError(f"run_dir is {shown(run_dir)}; name a directory, or leave it out.")
         refuse_unknown(AsyncTrainer, TrainerConfig, options)
         self.engine = engine
         self.config = TrainerConfig(
@@ -85,7 +80,12 @@ class AsyncTrainer:
                 "validate_batch sees each batch before any of it trains, so ForwardBackwardBatch can't train its first "
                 'groups while others sample; leave forward_backward_batch at "auto", or validate_batch out.'
             )
-        self.run_dir = run_dir
+        self.run_dir = one_run_dir(run_dir, self.config.checkpointing)
+        if self.config.checkpointing.keep_best and evaluator is None:
+            raise ConfigError(
+                f"Checkpointing.keep_best is {self.config.checkpointing.keep_best}, but nothing measures which "
+                "checkpoints are the best; give an evaluator, or leave keep_best out."
+            )
         self.run_directory: Path | None = None  # of the last run, once it has one
         self._validate_batch = validate_batch
         self._evaluator = evaluator
@@ -106,7 +106,8 @@ class AsyncTrainer:
         files = _model_files(spec, source)
         require_room(self.run_dir or "runs", spec.model)
         description = (description or self._description()) | {
-            "model": source.describe() | {"compute_dtype": self.engine.model.dtype}
+            "model": source.describe() | {"compute_dtype": self.engine.model.dtype},
+            "rows": {"number": len(rows), "digest": rows_digest(rows)},
         }
         if self.run_dir is None:
             directory = make_default_run_dir(self.config.mode, time.localtime(), description)
@@ -122,7 +123,13 @@ class AsyncTrainer:
                 _open_lines(directory / "eval.jsonl", self._evaluator is not None) as results,
                 _open_lines(directory / "samples.jsonl", self.config.log_samples > 0, for_people=True) as samples,
             ):
-                self._checkpoints = Checkpoints(directory, files, events)
+                self._checkpoints = Checkpoints(
+                    directory,
+                    files,
+                    events,
+                    self.config.checkpointing,
+                    learner_bytes=checkpoint_bytes(spec.model),
+                )
                 self._run = TrainingRun(
                     self.engine,
                     self.config,

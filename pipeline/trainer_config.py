@@ -10,6 +10,7 @@ from pipeline.advantages import Batchwise, GroupCentered
 from pipeline.config import (
     Adam,
     Budget,
+    Checkpointing,
     ForwardBackwardBatch,
     GroupCompletion,
     KVCache,
@@ -116,6 +117,7 @@ class TrainerConfig:
     )
     advantage: GroupCentered | Batchwise = field(default_factory=GroupCentered)
     truncation: Truncation = field(default_factory=Truncation)
+    checkpointing: Checkpointing = field(default_factory=Checkpointing)
     forward_backward_batch: str | ForwardBackwardBatch = "auto"
     repeat_dataset: bool = option(True, "go through the rows again when they are used up; false: end with them")
     shuffle: bool = option(
@@ -144,6 +146,7 @@ class TrainerConfig:
             ("completion", (GroupCompletion,)),
             ("advantage", ADVANTAGES),
             ("truncation", (Truncation,)),
+            ("checkpointing", (Checkpointing,)),
         ):
             check_class(self, name, classes)
         check_integer(self, "groups_per_step", minimum=1, unit="groups of one batch")

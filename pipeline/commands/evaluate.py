@@ -7,8 +7,9 @@ from pathlib import Path
 
 from pipeline.commands.eval_config import EvalConfig
 from pipeline.commands.parts import EXIT_CODES, Signals, engine_of, ignore_signals, supervisor_of, tell_endpoint
-from pipeline.commands.workload import Workload, digest, open_workload
+from pipeline.commands.workload import Workload, open_workload
 from pipeline.config_checks import label, warn
+from pipeline.dataset import rows_digest
 from pipeline.errors import ConfigError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.evaluation.without_training import EvaluationRun
@@ -45,7 +46,7 @@ def make_evaluation(engine: RolloutEngine, config: EvalConfig, workload: Workloa
 def warn_of_changed_data(config: EvalConfig, workload: Workload) -> None:
     """Where the held-out rows are no longer those that the run held out."""
     for part in workload.parts:
-        found = digest(part.holdout_rows)
+        found = rows_digest(part.holdout_rows)
         if config.holdout_digests.get(part.name, found) != found:
             warn(
                 f"The held-out rows of {part.name} are not those of the run any more, as its data has changed: it may "

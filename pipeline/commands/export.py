@@ -11,7 +11,8 @@ import shutil
 from pathlib import Path
 
 from pipeline.beside_weights import TOKENIZER_FILES, json_bytes, model_dtype, read_model_files
-from pipeline.checkpoints import run_checkpoint, sync_directory, write_files
+from pipeline.checkpoints.saved import run_checkpoint
+from pipeline.checkpoints.synced_files import sync_directory, write_files
 from pipeline.errors import ConfigError
 from workers.disk_space import require_space
 from workers.errors import CheckpointError

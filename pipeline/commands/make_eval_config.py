@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoints import checkpoint_version, is_run_directory
+from pipeline.checkpoints.saved import checkpoint_version, is_run_directory
 from pipeline.commands.arguments import Given, read_arguments, read_toml
 from pipeline.commands.environment_tables import MIX, read_tables
 from pipeline.commands.eval_config import EVAL_EXPOSED, EVAL_OPTIONS, EvalConfig

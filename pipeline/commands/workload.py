@@ -4,7 +4,6 @@ Data files are read and checked whole here, and users' modules imported once in 
 with them is told before a model is opened.
 """
 
-import hashlib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -13,14 +12,13 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any
 
-import msgpack
-
 from pipeline.chat.format import ChatFormat
 from pipeline.commands.workload_config import OUTSIDE, EnvironmentConfig, EnvironmentTable, WorkloadConfig
 from pipeline.config_checks import label, warn
 from pipeline.data.load_rows import load_rows
 from pipeline.data.mixed_rows import MixedRows, mix_rows
 from pipeline.data.split_rows import split_rows, without_holdout
+from pipeline.dataset import rows_digest
 from pipeline.endpoint.openai_endpoint import AGENT_ENV, OpenAIEndpoint
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.tasks import TASKS
@@ -104,9 +102,9 @@ class Workload:
             part.name: {
                 "env": part.env,
                 "train_rows": len(part.train_rows),
-                "train_digest": digest(part.train_rows),
+                "train_digest": rows_digest(part.train_rows),
                 "holdout_rows": len(part.holdout_rows),
-                "holdout_digest": digest(part.holdout_rows),
+                "holdout_digest": rows_digest(part.holdout_rows),
             }
             for part in self.parts
         }
@@ -158,14 +156,6 @@ def tiny_chat(config: WorkloadConfig) -> ChatFormat | None:
 def in_turn(rows_of_parts: Sequence[Rows]) -> list[dict[str, Any]]:
     """The first of each, the second of each, …, so that the first few are of every part."""
     return [row for rows in zip_longest(*rows_of_parts) for row in rows if row is not None]
-
-
-def digest(rows: Rows) -> str:
-    """Of the rows' contents, in order."""
-    found = hashlib.sha256()
-    for row in rows:
-        found.update(msgpack.packb(row))
-    return f"sha256:{found.hexdigest()}"
 
 
 def _read_files(config: EnvironmentConfig) -> tuple[Rows | None, Rows]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.config import Schedule
 from pipeline.config_checks import check_integer, is_plain_function
-from pipeline.dataset import check_rows
+from pipeline.dataset import check_rows, rows_digest
 from pipeline.errors import ConfigError, ConfigTypeError
 
 SHARE = 4  # an evaluation may use one part in so many of the trajectories, and of the requests, that training may
@@ -77,10 +77,11 @@ class Evaluator:
         return self.group_size if self.every and batches % self.every == 0 else 0
 
     def describe(self) -> dict[str, Any]:
-        """Its options as config.json records them; of the rows only their number."""
+        """Its options as config.json records them; of the rows their number and what tells them from others."""
         return {
             "class": "Evaluator",
             "holdout_rows": len(self.holdout),
+            "holdout_digest": rows_digest(self.holdout),
             "every": self.every,
             "group_size": self.group_size,
             "final_group_size": self.final_group_size,

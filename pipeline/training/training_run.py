@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from enum import Enum
 from typing import Any
 
-from pipeline.checkpoints import Checkpoints
+from pipeline.checkpoints.checkpoints import Checkpoints
 from pipeline.config_checks import warn
 from pipeline.data.mixed_rows import MixedRows
 from pipeline.evaluation.evaluations import Evaluations
@@ -177,7 +177,7 @@ class TrainingRun:
         self._saving = True
         try:
             await loop.settle()
-            await self._checkpoints.save(run, self._scheduler.version)
+            await self._checkpoints.save(run, self._scheduler.version, {"journal": 0})  # no journal yet
         except HeadwayError as error:
             if save is SaveAtEnd.OR_FAIL:
                 raise

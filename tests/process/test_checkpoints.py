@@ -11,8 +11,8 @@ import torch
 from running import audit, events_of, make_trainer, published_weights, use
 
 import pipeline as rl
-from pipeline import checkpoints
-from pipeline.checkpoints import latest_checkpoint
+from pipeline.checkpoints import checkpoints
+from pipeline.checkpoints.saved import latest_checkpoint
 from pipeline.model_directory import open_model
 from pipeline.tasks import guess
 from tests.small_models import write_small_model
@@ -34,7 +34,7 @@ def check_checkpoint(run_dir, version):
     path = run_dir / "checkpoints" / f"version-{version}"
     assert latest_checkpoint(run_dir) == path
     assert os.listdir(run_dir / "checkpoints") == [path.name]
-    assert sorted(os.listdir(path)) == ["config.json", "model.safetensors"]
+    assert sorted(os.listdir(path)) == ["complete.msgpack", "config.json", "model.safetensors", "state.msgpack"]
     (event,) = events_of(run_dir, "checkpoint")
     assert (event["version"], event["path"]) == (version, f"checkpoints/version-{version}")
     assert 0 < event["seconds"] < event["t"]
@@ -152,7 +152,9 @@ def train_and_hold_the_save(model, trainer, then):
     """One step, at whose end the learner stands still; then(pid, training) when it has been asked to save."""
 
     async def hold(pid, training):
-        await until(lambda: trainer.waits_for == "the learner, which saves version 1")
+        folder = trainer.run_directory / "checkpoints" / ".tmp-version-1"
+        await until(lambda: (folder / "state.msgpack").exists())
+        assert trainer.waits_for == "the learner, which saves version 1"
         then(pid, training)
 
     async def train():
@@ -241,6 +243,6 @@ def test_a_run_begins_from_the_weights_of_a_model_directory(model, tmp_path):
     assert not torch.equal(published[1], published[0])
     assert torch.equal(load_flat(training.checkpoint, config), published[1])
     kept = {path.name for path in directory.iterdir() if "safetensors" not in path.name}
-    assert set(os.listdir(training.checkpoint)) == kept | {"model.safetensors"}
+    assert set(os.listdir(training.checkpoint)) == kept | {"model.safetensors", "state.msgpack", "complete.msgpack"}
     for name in kept:
         assert (training.checkpoint / name).read_bytes() == (directory / name).read_bytes()

@@ -5,8 +5,9 @@ import os
 import time
 from pathlib import Path
 
-from pipeline import checkpoints
-from pipeline.checkpoints import Checkpoints
+from pipeline.checkpoints import checkpoints
+from pipeline.checkpoints.checkpoints import Checkpoints
+from pipeline.config import Checkpointing
 from pipeline.events import EventLog
 
 
@@ -34,17 +35,19 @@ def test_files_and_directory_are_synced_before_the_name_is_given_and_the_name_af
     monkeypatch.setattr(os, "fsync", noting(os.fsync, "sync", of_descriptor))
     monkeypatch.setattr(os, "rename", noting(os.rename, "rename", relative))
     events = EventLog(tmp_path / "events.jsonl", time.monotonic)
-    made = Checkpoints(tmp_path, {"config.json": b"{}", "more/notes.txt": b"x"}, events)
-    asyncio.run(made.save(FakeRun(), 3))
+    made = Checkpoints(tmp_path, {"config.json": b"{}", "more/notes.txt": b"x"}, events, Checkpointing())
+    asyncio.run(made.save(FakeRun(), 3, {"journal": 1}))
     events.close()
     temporary = f"checkpoints/{checkpoints.TEMPORARY}version-3"
     renamed = done.index(("rename", temporary))
     before, after = done[:renamed], done[renamed + 1 :]
-    assert {("sync", f"{temporary}/{name}") for name in ("config.json", "more/notes.txt", "more")} <= set(before)
-    assert before[-1] == ("sync", temporary)  # behind the weights, whose name is in it
+    names = ("config.json", "more/notes.txt", "more", "state.msgpack")
+    assert {("sync", f"{temporary}/{name}") for name in names} <= set(before)
+    assert before[-2:] == [("sync", f"{temporary}/complete.msgpack"), ("sync", temporary)]  # behind the weights
     assert after[0] == ("sync", "checkpoints")
     assert made.latest == tmp_path / "checkpoints" / "version-3"
-    assert sorted(os.listdir(made.latest)) == ["config.json", "model.safetensors", "more"]
+    found = ["complete.msgpack", "config.json", "model.safetensors", "more", "state.msgpack"]
+    assert sorted(os.listdir(made.latest)) == found
 
 
 def test_the_learner_is_told_an_absolute_place_also_after_a_change_of_directory(tmp_path, monkeypatch):
@@ -52,8 +55,8 @@ def test_the_learner_is_told_an_absolute_place_also_after_a_change_of_directory(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     events = EventLog(tmp_path / "events.jsonl", time.monotonic)
-    made = Checkpoints(Path("run"), {}, events)
+    made = Checkpoints(Path("run"), {}, events, Checkpointing())
     monkeypatch.chdir(tmp_path / "elsewhere")
-    asyncio.run(made.save(FakeRun(), 0))
+    asyncio.run(made.save(FakeRun(), 0, {"journal": 0}))
     events.close()
     assert (tmp_path / "run/checkpoints/version-0/model.safetensors").read_bytes() == b"weights"

@@ -11,10 +11,12 @@ from pipeline.commands.evaluate import warn_of_changed_data
 from pipeline.commands.make_eval_config import parse_eval
 from pipeline.commands.make_run_config import parse
 from pipeline.commands.shared_config import parse_template_options
-from pipeline.commands.workload import Part, Workload, digest
+from pipeline.commands.workload import Part, Workload
 from pipeline.config_checks import ConfigWarning
+from pipeline.dataset import rows_digest
 from pipeline.errors import ConfigError
 from pipeline.tasks import TASKS
+from tests.complete_checkpoints import complete
 from tests.small_models import write_small_model
 
 
@@ -30,6 +32,7 @@ def write_run(path, *options):
     checkpoint = path / "checkpoints" / "version-7"
     checkpoint.mkdir(parents=True)
     (checkpoint / "config.json").write_text("{}")
+    complete(checkpoint)
     (path / "events.jsonl").touch()
     (path / "config.json").write_text(json.dumps(parse([*options, "--device", "cpu"]).to_json()))
     return str(path)
@@ -71,7 +74,7 @@ def own_run(tmp_path):
 
     def make(*options):
         model = write_small_model(tmp_path / "model")
-        write_small_model(tmp_path / "run" / "checkpoints" / "version-7")
+        complete(write_small_model(tmp_path / "run" / "checkpoints" / "version-7"))
         (tmp_path / "run" / "events.jsonl").touch()
         config = parse(["--model", str(model), "--device", "cpu", "--seed", "4", *options]).to_json()
         found = {"score": {"holdout_digest": "sha256:1"}}
@@ -100,7 +103,7 @@ def test_data_that_has_changed_since_the_run_is_told(own_run):
     with pytest.warns(ConfigWarning, match="held-out rows of score are not those of the run any more"):
         warn_of_changed_data(config, workload)
     with warnings.catch_warnings(action="error"):
-        warn_of_changed_data(replace(config, holdout_digests={"score": digest(rows)}), workload)
+        warn_of_changed_data(replace(config, holdout_digests={"score": rows_digest(rows)}), workload)
 
 
 def test_other_rows_take_the_place_of_a_runs_own(own_run, tmp_path):
@@ -153,7 +156,7 @@ def test_a_model_without_its_tokenizer_is_not_taken_for_the_tiny_one(tmp_path):
 
 def write_python_run(path, **model):
     """As a run of the Python API leaves it: the trainer's options, and beside them what the model was opened with."""
-    write_small_model(path / "checkpoints" / "version-2")
+    complete(write_small_model(path / "checkpoints" / "version-2"))
     (path / "events.jsonl").touch()
     record = {"seed": 5, "config": {"class": "TrainerConfig"}, "model": model}
     (path / "config.json").write_text(json.dumps(record))

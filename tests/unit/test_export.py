@@ -10,9 +10,11 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.beside_weights import own_model_files
-from pipeline.checkpoints import latest_checkpoint, weights_directory
+from pipeline.checkpoints.marker import MARKER, STATE
+from pipeline.checkpoints.saved import latest_checkpoint, weights_directory
 from pipeline.commands import cli, export
 from pipeline.errors import ConfigError
+from tests.complete_checkpoints import complete
 from tests.small_models import write_json, write_small_model
 from workers.errors import CheckpointError
 from workers.model import init_flat
@@ -34,7 +36,7 @@ def run_dir(tmp_path):
 
 def write_checkpoint(run_dir, version, **config):
     directory = run_dir / "checkpoints" / f"version-{version}"
-    return write_small_model(directory, family="qwen3", tie=False, seed=version, **config)
+    return complete(write_small_model(directory, family="qwen3", tie=False, seed=version, **config))
 
 
 def exported(run_dir, out):
@@ -46,7 +48,7 @@ def exported(run_dir, out):
 def test_newest_checkpoint_is_written_in_the_dtype_of_its_source(run_dir, tmp_path, capsys):
     out = exported(run_dir, tmp_path / "out")
     checkpoint = run_dir / "checkpoints" / "version-10"
-    assert sorted(os.listdir(out)) == sorted(os.listdir(checkpoint))
+    assert set(os.listdir(out)) == set(os.listdir(checkpoint)) - {STATE, MARKER}
     for name in set(os.listdir(out)) - {SINGLE}:
         assert (out / name).read_bytes() == (checkpoint / name).read_bytes()
     saved = load_file(checkpoint / SINGLE)
@@ -107,6 +109,7 @@ def test_a_builtin_models_checkpoint_says_that_it_has_no_tokenizer(tmp_path, cap
     (tmp_path / "run" / "events.jsonl").write_text("")
     (directory / "config.json").write_bytes(own_model_files(TINY, [1])["config.json"])
     save_weights(directory / SINGLE, init_flat(TINY, seed=1), TINY)
+    complete(directory)
     out = exported(tmp_path / "run", tmp_path / "out")
     assert "There is no tokenizer in it" in capsys.readouterr().out
     assert read_model_config(out) == TINY
@@ -133,7 +136,7 @@ def test_bad_arguments_are_refused_in_one_sentence(run_dir, tmp_path, capsys):
     assert "is not empty" in refused(capsys, run_dir, run_dir)
     assert "make it first" in refused(capsys, run_dir, tmp_path / "absent" / "out")
     shutil.rmtree(run_dir / "checkpoints")
-    assert "a run saves its weights when it completes, or is stopped" in refused(capsys, run_dir, tmp_path / "out")
+    assert "holds no complete checkpoint" in refused(capsys, run_dir, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -154,6 +157,7 @@ def test_a_failed_export_leaves_nothing(run_dir, tmp_path, monkeypatch, capsys, 
     else:
         config = json.loads((checkpoint / "config.json").read_text())
         write_json(checkpoint / "config.json", config | {"torch_dtype": "int8"})
+    complete(checkpoint)
     assert cli.main(["export", str(run_dir), str(tmp_path / "out")]) == 1
     said = {
         "full disk": "1,000 bytes free",
@@ -181,7 +185,17 @@ def test_weights_come_from_a_run_or_from_a_model(run_dir, tmp_path):
         weights_directory(tmp_path)
 
 
-def test_a_checkpoint_that_is_not_whole_is_no_export(run_dir, tmp_path):
+def test_a_checkpoint_that_is_not_whole_is_passed_over_with_a_warning(run_dir, tmp_path, capsys):
     (run_dir / "checkpoints" / "version-10" / SINGLE).unlink()
+    exported(run_dir, tmp_path / "out")
+    said = capsys.readouterr()
+    assert "version-10 is incomplete: its model.safetensors is missing. Version 9 is used" in said.err
+    assert "version-9, 1 file" in said.out
+
+
+def test_a_checkpoint_without_weights_is_no_export(run_dir, tmp_path):
+    checkpoint = run_dir / "checkpoints" / "version-10"
+    (checkpoint / SINGLE).unlink()
+    complete(checkpoint)
     with pytest.raises(CheckpointError, match="holds no weights"):
         export.export(str(run_dir), str(tmp_path / "out"))

@@ -12,6 +12,7 @@ import pipeline as rl
 from pipeline.beside_weights import model_dtype, read_model_files
 from pipeline.model_directory import open_model, with_ids_of
 from pipeline.tasks import guess
+from tests.complete_checkpoints import complete
 from tests.small_models import FAMILIES, NUM_PADDED, write_json, write_small_model
 from workers.model import init_flat
 from workers.model_config import TINY
@@ -94,13 +95,13 @@ def test_init_gives_the_weights_and_the_model_all_else(whole, tmp_path):
 def test_init_of_a_run_is_its_newest_checkpoint(whole, tmp_path):
     run = tmp_path / "run"
     for version in (9, 10):
-        shutil.copytree(whole, run / "checkpoints" / f"version-{version}")
+        complete(shutil.copytree(whole, run / "checkpoints" / f"version-{version}"))
     (run / "events.jsonl").touch()
     assert open_model(whole, init=run).weights == str(run / "checkpoints" / "version-10")
     with pytest.raises(rl.ConfigError, match="model is .*run, the directory of a run"):
         open_model(run)
     shutil.rmtree(run / "checkpoints")
-    with pytest.raises(rl.ConfigError, match="holds no checkpoint"):
+    with pytest.raises(rl.ConfigError, match="holds no complete checkpoint"):
         open_model(whole, init=run)
 
 
@@ -112,6 +113,7 @@ def test_tiny_starts_from_a_tiny_models_weights(tmp_path):
     (run / "events.jsonl").touch()
     write_json(checkpoint / "config.json", to_hf_config(config))
     save_weights(checkpoint / "model.safetensors", init_flat(config, 0), config)
+    complete(checkpoint)
     assert rl.Supervisor(init=run, device="cpu").source.weights == str(checkpoint)
     chat = rl.TinyChat(["other", "words"])
     with pytest.raises(rl.ConfigError, match=r"another model than tiny: vocab_size 23 \(here 8\);"):

@@ -10,6 +10,7 @@ from pipeline.commands.run_config import RECIPES, TEXT_RECIPE
 from pipeline.commands.workload import open_workload
 from pipeline.errors import ConfigError
 from pipeline.tasks import TASKS
+from tests.complete_checkpoints import complete
 from tests.small_models import write_small_model
 
 
@@ -21,7 +22,7 @@ def directory(tmp_path_factory):
 @pytest.fixture
 def run(directory, tmp_path):
     """A run of that model, with a checkpoint."""
-    shutil.copytree(directory, tmp_path / "run" / "checkpoints" / "version-4")
+    complete(shutil.copytree(directory, tmp_path / "run" / "checkpoints" / "version-4"))
     (tmp_path / "run" / "events.jsonl").touch()
     return tmp_path / "run"
 
@@ -50,6 +51,7 @@ def test_init_alone_names_the_model_too(directory, run):
 def test_init_of_a_tiny_run_leaves_the_model_tiny(run):
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (run / "checkpoints" / "version-4" / name).unlink()
+    complete(run / "checkpoints" / "version-4")
     config = parse_here("--init", run)
     assert (config.model, config.workload.task) == ("tiny", "guess")
 

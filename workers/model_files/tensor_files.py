@@ -21,6 +21,7 @@ ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"  # 
 MAX_LISTED = 20  # names in one sentence
 IGNORED_SUFFIX = ".rotary_emb.inv_freq"
 OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
+NO_WEIGHTS = ("training_args.bin", "state.msgpack", "complete.msgpack")  # the last two of our own checkpoints
 COMPARED_BYTES = 1 << 24
 
 
@@ -150,7 +151,7 @@ def other_weights(directory: Path | str) -> str | None:
             f"{directory} holds an adapter ({ADAPTER}) without the model it belongs to; merge the two, as peft's "
             "merge_and_unload does, and give the merged model."
         )
-    others = [name for name in names if name.endswith(OTHER_FORMATS) and name != "training_args.bin"]
+    others = [name for name in names if name.endswith(OTHER_FORMATS) and name not in NO_WEIGHTS]
     if not others or any(name.endswith(".safetensors") for name in names):
         return None
     source = f"gguf_file={others[0]!r}" if others[0].endswith(".gguf") else ""

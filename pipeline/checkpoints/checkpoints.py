@@ -1,0 +1,209 @@
+"""A run's own checkpoints: when one is due, how it is made, and which are removed.
+
+One is made under a temporary name: the model's own files and the trainer's state, then by the learner its float32
+weights and the optimizer's, and last the marker, which names them all; everything is synced before the directory gets
+its name. Whatever ends a process meanwhile leaves only the temporary name, which nobody reads and the next save
+removes.
+"""
+
+import asyncio
+import errno
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from pipeline.checkpoints.kept import Kept, what_stays
+from pipeline.checkpoints.marker import JOURNAL, MARKER, STATE, make_marker, pack_state
+from pipeline.checkpoints.saved import FOLDER, complete_checkpoints, find_checkpoints
+from pipeline.checkpoints.synced_files import remove, sync_directory, write_file, write_files
+from pipeline.config import Checkpointing
+from pipeline.config_checks import warn
+from pipeline.errors import ConfigError
+from pipeline.events import EventLog
+from workers.disk_space import no_space, require_space
+from workers.errors import CheckpointError
+from workers.model_config import ModelConfig, layout
+from workers.model_files.tensor_files import SINGLE
+
+TEMPORARY = ".tmp-"  # how the name of what is being made, or removed, begins
+Value = TypeVar("Value")
+
+
+class SavesWeights(Protocol):
+    """What is needed of a run (`ActiveRun`); a protocol, so that saving loads none of what runs need."""
+
+    async def save_weights(self, version: int, path: str) -> None: ...
+
+
+def checkpoint_bytes(model: ModelConfig) -> int:
+    """Bytes of the learner's part of a checkpoint."""
+    return layout(model).num_bytes("float32")
+
+
+def require_room(run_dir: str | os.PathLike[str], model: ModelConfig) -> None:
+    """Raise ConfigError unless the disk of `run_dir`, which need not be there yet, has room for a checkpoint: better
+    now than when the run is over.
+    """
+    path = Path(run_dir).absolute()
+    existing = next(folder for folder in (path / FOLDER, path, *path.parents) if folder.is_dir())
+    needed, free = checkpoint_bytes(model), shutil.disk_usage(existing).free
+    if free < needed:
+        raise ConfigError(
+            f"The run's last checkpoint will take {needed:,} bytes, and {existing} has {free:,} free; make room, or "
+            "name a run_dir on another disk."
+        )
+
+
+class Checkpoints:
+    """Of one run. files: what a checkpoint holds beside the weights (`pipeline/beside_weights.py`). learner_bytes: what
+    the learner will write of each (`checkpoint_bytes`), for which room is asked before. first_version: what the run
+    begins with.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        files: Mapping[str, bytes],
+        events: EventLog,
+        config: Checkpointing,
+        *,
+        learner_bytes: int = 0,
+        first_version: int = 0,
+    ) -> None:
+        saved = complete_checkpoints(run_dir)
+        self.latest: Path | None = saved[0].path if saved else None
+        self.config = config
+        self._run_dir = run_dir
+        self._folder = (run_dir / FOLDER).absolute()  # the learner writes there, too, from wherever it is
+        self._files = files
+        self._events = events
+        self._learner_bytes = learner_bytes
+        self._tried = saved[0].version if saved else first_version  # the version that the latest save was, or is, of
+        self._rewards: dict[int, float] = {}
+        self._unscored: set[int] = set()
+
+    def due(self, version: int) -> bool:
+        """Whether `version`, which the learner has now, is to be saved while the run goes on."""
+        return version >= self._tried + self.config.weights_every
+
+    def has(self, version: int) -> bool:
+        """Whether it has a complete checkpoint: then none is made again, for the journal tells what came after."""
+        return any(saved.version == version for saved in find_checkpoints(self._run_dir)[0])
+
+    async def save(self, run: SavesWeights, version: int, state: Mapping[str, Any], *, may_fail: bool = False) -> None:
+        """Make the checkpoint of `version`, the learner's weights as they are now, and log it; nothing if it is there.
+
+        state: plain values, read before the first await; state["journal"] is the ordinal of the journal's file that was
+        begun with it. Raises CheckpointError when it can't be made; may_fail: warns instead. Nothing is left of it
+        then, and older ones are as they were.
+        """
+        if self.has(version):
+            return
+        packed = pack_state(state)
+        self._tried = version
+        try:
+            await self._save(run, version, packed, state[JOURNAL])
+        except CheckpointError as error:
+            if not may_fail:
+                raise
+            kept = f"{self.latest} is as it was" if self.latest is not None else "there is none yet"
+            again = version + self.config.weights_every
+            warn(f"No checkpoint of version {version}: {error} The run goes on, and saves at {again} next; {kept}.")
+
+    def evaluating(self, version: int) -> None:
+        """An evaluation of `version` has begun: with `keep_best` its checkpoint stays until `scored` or the run's
+        end.
+        """
+        self._unscored.add(version)
+
+    def scored(self, version: int, reward_mean: float) -> None:
+        """The mean held-out reward of `version`, for `keep_best`."""
+        self._unscored.discard(version)
+        self._rewards[version] = reward_mean
+
+    async def prune(self, oldest_needed: int) -> int:
+        """Remove what nobody needs; see `what_stays`. Returns the ordinal of the oldest file of the journal that is
+        needed: those before it may go. What can't be removed is warned of, and stays.
+        """
+        stays, surplus = self._what_stays(oldest_needed)
+        if surplus:
+            await _in_thread(lambda: self._remove(surplus))
+        return stays.journal
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    def _what_stays(self, oldest_needed: int) -> tuple[Kept, list[Path]]:
+        """And the checkpoints that don't. What is on disk now counts: its owner may have removed some by hand."""
+        saved, _ = find_checkpoints(self._run_dir)
+        stays = what_stays(
+            {one.version: one.journal for one in saved},
+            oldest_needed=oldest_needed,
+            keep=self.config.keep,
+            keep_best=self.config.keep_best,
+            rewards=self._rewards,
+            unscored=self._unscored,
+        )
+        # A link was made by someone else, who knows what for.
+        return stays, [one.path for one in saved if one.version not in stays.versions and not one.path.is_symlink()]
+
+    def _remove(self, surplus: list[Path]) -> None:
+        for path in surplus:
+            temporary = self._folder / (TEMPORARY + path.name)
+            try:
+                os.rename(path, temporary)  # so that nobody takes a half removed one for a checkpoint
+                remove(temporary)
+            except OSError as error:
+                warn(f"The old checkpoint {path} can't be removed: {error.strerror}; it stays.")
+
+    async def _save(self, run: SavesWeights, version: int, state: bytes, journal: int) -> None:
+        began = self._events.seconds()
+        name = f"version-{version}"
+        temporary, final = self._folder / (TEMPORARY + name), self._folder / name
+        try:
+            await _in_thread(lambda: self._begin(temporary, state))
+            await run.save_weights(version, str(temporary / SINGLE))
+            await _in_thread(lambda: self._finish(temporary, final, make_marker(temporary, version, state, journal)))
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise no_space(self._folder, self._needed(state)) from error
+            raise CheckpointError(f"{final} can't be made: {error.strerror}; see to that place.") from error
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        self.latest = self._run_dir / FOLDER / name
+        seconds = round(self._events.seconds() - began, 6)
+        self._events.log("checkpoint", version=version, path=f"{FOLDER}/{name}", seconds=seconds)
+
+    def _needed(self, state: bytes) -> int:
+        """Bytes of a checkpoint, but for the few of its marker."""
+        return self._learner_bytes + sum(map(len, self._files.values())) + len(state)
+
+    def _begin(self, temporary: Path, state: bytes) -> None:
+        """Everything that the learner doesn't write."""
+        self._folder.mkdir(exist_ok=True)
+        for leftover in self._folder.glob(TEMPORARY + "*"):
+            remove(leftover)
+        require_space(self._folder, self._needed(state))
+        write_files(temporary, {**self._files, STATE: state})
+
+    def _finish(self, temporary: Path, final: Path, marker: bytes) -> None:
+        """The marker, then the name."""
+        write_file(temporary / MARKER, marker)
+        sync_directory(temporary)
+        if os.path.lexists(final):  # an incomplete one
+            os.rename(final, self._folder / f"{TEMPORARY}broken-{final.name}")
+        os.rename(temporary, final)
+        sync_directory(self._folder)
+
+
+async def _in_thread(function: Callable[[], Value]) -> Value:
+    """What a disk may take long for, beside the loop. A cancellation waits for its end: nobody removes files under
+    it.
+    """
+    running = asyncio.ensure_future(asyncio.to_thread(function))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise

@@ -1,0 +1,102 @@
+"""The checkpoints that a run directory holds: which are complete, and which of them a reader takes.
+
+RUN_DIR/checkpoints/version-<n> is one if its marker says so (`marker.py`). What else is there is passed over, with a
+warning if it would have been the newest.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.beside_weights import CONFIG
+from pipeline.checkpoints.marker import Incomplete, Marker, check_complete, read_state
+from pipeline.config_checks import warn
+from pipeline.errors import ConfigError
+from workers.model_files.tensor_files import other_weights
+
+FOLDER = "checkpoints"
+OPTIMIZER = "optimizer.safetensors"
+_NAME = re.compile(r"version-([0-9]{1,10})")
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCheckpoint:
+    """A complete one."""
+
+    version: int
+    path: Path  # a model directory
+    marker: Marker
+
+    @property
+    def journal(self) -> int:
+        """The ordinal of the journal's file that goes on where its state ends."""
+        return self.marker.journal
+
+    def state(self) -> dict[str, Any]:
+        """What the trainer's state was, as plain values. Raises CheckpointError if that can't be read."""
+        return read_state(self.path, self.marker)
+
+
+def complete_checkpoints(run_dir: Path | str) -> list[SavedCheckpoint]:
+    """Newest first. A newer one that is incomplete is passed over with a warning that names what it lacks."""
+    found, broken = find_checkpoints(run_dir)
+    for version, why in broken.items():
+        if not found or version > found[0].version:
+            path = Path(run_dir, FOLDER, f"version-{version}")
+            instead = f"Version {found[0].version} is used in its place" if found else "There is no older one"
+            warn(f"The checkpoint {path} is incomplete: {why}. {instead}.")
+    return found
+
+
+def find_checkpoints(run_dir: Path | str) -> tuple[list[SavedCheckpoint], dict[int, str]]:
+    """(complete ones, newest first; of the others, by version, what they lack)."""
+    paths = [(int(match[1]), path) for path in Path(run_dir, FOLDER).glob("*") if (match := _NAME.fullmatch(path.name))]
+    found, broken = [], {}
+    for version, path in sorted(paths, reverse=True):
+        try:
+            found.append(SavedCheckpoint(version, path, check_complete(path, version)))
+        except Incomplete as error:
+            broken[version] = str(error)
+    return found, broken
+
+
+def latest_checkpoint(run_dir: Path | str) -> Path | None:
+    """The newest version's; None if the run has none that is complete."""
+    found = complete_checkpoints(run_dir)
+    return found[0].path if found else None
+
+
+def checkpoint_version(path: Path | str) -> int:
+    """By its name; 0 of a model directory that is no run's."""
+    match = _NAME.fullmatch(Path(path).name)
+    return int(match[1]) if match else 0
+
+
+def is_run_directory(path: Path | str) -> bool:
+    """Whether a run has been there: each begins with its audit log."""
+    return os.path.isfile(os.path.join(path, "events.jsonl"))
+
+
+def run_checkpoint(run_dir: Path | str) -> Path:
+    """The newest complete checkpoint of a run directory. Raises ConfigError when there is none."""
+    if not is_run_directory(run_dir):
+        raise ConfigError(f"{run_dir} holds no events.jsonl; name the directory of a run.")
+    checkpoint = latest_checkpoint(run_dir)
+    if checkpoint is None:
+        raise ConfigError(
+            f"{run_dir} holds no complete checkpoint: a run saves its weights every --weights-every updates and when "
+            "it ends, or is stopped by Ctrl-C; continue it with --resume, or let one go on for longer."
+        )
+    return checkpoint
+
+
+def weights_directory(path: Path | str) -> Path:
+    """The model directory that `path` means: of a run its newest checkpoint, else itself. Raises ConfigError."""
+    if is_run_directory(path):
+        return run_checkpoint(path)
+    if not os.path.isfile(os.path.join(path, CONFIG)):
+        neither = f"{path} is neither a run directory nor a model directory (it has no {CONFIG})."
+        raise ConfigError(other_weights(path) or neither)
+    return Path(path)

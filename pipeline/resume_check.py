@@ -1,0 +1,58 @@
+"""Whether a run may go on as it is asked to: with the recipe and the rows that it began with (config.json)."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pipeline.config_checks import shown, warn
+from pipeline.errors import ConfigError
+
+# What may be another one: how far to go, and where the directory is now.
+MAY_CHANGE = ("steps", "max_minutes", "run_dir")
+# What a run goes on with, but maybe not to the bit.
+VERSIONS = ("headway", "python", "torch")
+_ABSENT = "nothing"
+
+
+def refuse_changed(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise ConfigError, naming the first field that differs, unless a run described by `now` may continue the one
+    whose config.json holds `stored`. Another Python, torch or Headway is warned of.
+    """
+    now = json.loads(json.dumps(now))  # tuples are lists there, and so on
+    for name in VERSIONS:
+        if stored.get(name) != now.get(name):
+            warn(
+                f"The run began with {name} {stored.get(name)} and goes on with {now.get(name)}: what follows may "
+                "differ in the last bits from what it would have been."
+            )
+    ours = {name: value for name, value in now.items() if name not in VERSIONS}
+    theirs = {name: value for name, value in stored.items() if name not in VERSIONS}
+    for name, before, after in _differences(theirs, ours, ""):
+        if name.startswith("rows"):
+            raise ConfigError(
+                f"The training rows are not those that the run began with ({name} was {shown(before)} and is "
+                f"{shown(after)}); continue it with the same rows in the same order, or begin another run."
+            )
+        raise ConfigError(
+            f"{name} was {_text(before)} when the run began, and is {_text(after)} now; a run goes on with its own "
+            "recipe (only steps and max_minutes may change): put it back, or begin another run from its weights."
+        )
+
+
+def _differences(before: Any, after: Any, name: str) -> Iterator[tuple[str, Any, Any]]:
+    """(field, old value, new value), in the order of `after`. A field is called after the class of the config that has
+    it, or by its path.
+    """
+    if isinstance(before, dict) and isinstance(after, dict) and before.get("class") == after.get("class"):
+        owner = after.get("class", name)
+        for key in dict.fromkeys([*after, *before]):
+            if key not in MAY_CHANGE:
+                inner = f"{owner}.{key}" if owner else key
+                yield from _differences(before.get(key, _ABSENT), after.get(key, _ABSENT), inner)
+    elif before != after or type(before) is not type(after):
+        yield name, before, after
+
+
+def _text(value: Any) -> str:
+    """A config is told by its class."""
+    return str(value.get("class", "a table")) if isinstance(value, dict) else shown(value)
