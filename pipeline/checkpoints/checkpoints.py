@@ -22,6 +22,7 @@ from pipeline.config import Checkpointing
 from pipeline.config_checks import warn
 from pipeline.errors import ConfigError
 from pipeline.events import EventLog
+from pipeline.processes.learner_history import OPTIMIZER
 from workers.disk_space import no_space, require_space
 from workers.errors import CheckpointError
 from workers.model_config import ModelConfig, layout
@@ -34,12 +35,12 @@ Value = TypeVar("Value")
 class SavesWeights(Protocol):
     """What is needed of a run (`ActiveRun`); a protocol, so that saving loads none of what runs need."""
 
-    async def save_weights(self, version: int, path: str) -> None: ...
+    async def save_weights(self, version: int, path: str, optimizer_path: str | None = None) -> None: ...
 
 
 def checkpoint_bytes(model: ModelConfig) -> int:
-    """Bytes of the learner's part of a checkpoint."""
-    return layout(model).num_bytes("float32")
+    """Bytes of the learner's part of a checkpoint: the weights, and Adam's two means of each."""
+    return 3 * layout(model).num_bytes("float32")
 
 
 def require_room(run_dir: str | os.PathLike[str], model: ModelConfig) -> None:
@@ -58,8 +59,7 @@ def require_room(run_dir: str | os.PathLike[str], model: ModelConfig) -> None:
 
 class Checkpoints:
     """Of one run. files: what a checkpoint holds beside the weights (`pipeline/beside_weights.py`). learner_bytes: what
-    the learner will write of each (`checkpoint_bytes`), for which room is asked before. first_version: what the run
-    begins with.
+    the learner will write of each (`checkpoint_bytes`), for which room is asked before.
     """
 
     def __init__(
@@ -70,7 +70,6 @@ class Checkpoints:
         config: Checkpointing,
         *,
         learner_bytes: int = 0,
-        first_version: int = 0,
     ) -> None:
         saved = complete_checkpoints(run_dir)
         self.latest: Path | None = saved[0].path if saved else None
@@ -80,13 +79,14 @@ class Checkpoints:
         self._files = files
         self._events = events
         self._learner_bytes = learner_bytes
-        self._tried = saved[0].version if saved else first_version  # the version that the latest save was, or is, of
+        # The version that the latest save is, or was to be, of; None: a first one, with which a run begins, is to come.
+        self._tried: int | None = saved[0].version if saved else None
         self._rewards: dict[int, float] = {}
         self._unscored: set[int] = set()
 
     def due(self, version: int) -> bool:
         """Whether `version`, which the learner has now, is to be saved while the run goes on."""
-        return version >= self._tried + self.config.weights_every
+        return self._tried is None or version >= self._tried + self.config.weights_every
 
     def has(self, version: int) -> bool:
         """Whether it has a complete checkpoint: then none is made again, for the journal tells what came after."""
@@ -163,7 +163,7 @@ class Checkpoints:
         temporary, final = self._folder / (TEMPORARY + name), self._folder / name
         try:
             await _in_thread(lambda: self._begin(temporary, state))
-            await run.save_weights(version, str(temporary / SINGLE))
+            await run.save_weights(version, str(temporary / SINGLE), str(temporary / OPTIMIZER))
             await _in_thread(lambda: self._finish(temporary, final, make_marker(temporary, version, state, journal)))
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):

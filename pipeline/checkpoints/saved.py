@@ -17,7 +17,6 @@ from pipeline.errors import ConfigError
 from workers.model_files.tensor_files import other_weights
 
 FOLDER = "checkpoints"
-OPTIMIZER = "optimizer.safetensors"
 _NAME = re.compile(r"version-([0-9]{1,10})")
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoints import checkpoint_version, is_run_directory, latest_checkpoint
+from pipeline.checkpoints.saved import checkpoint_version, is_run_directory, latest_checkpoint
 from pipeline.commands.arguments import Given, read_arguments
 from pipeline.commands.option_values import as_written, convert
 from pipeline.commands.options import LATER, OPTIONS, RESUMABLE

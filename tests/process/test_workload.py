@@ -7,8 +7,9 @@ import pytest
 from pipeline.commands.make_eval_config import parse_eval
 from pipeline.commands.make_run_config import parse
 from pipeline.commands.option_values import as_written
-from pipeline.commands.workload import digest, open_workload
+from pipeline.commands.workload import open_workload
 from pipeline.data.mixed_rows import MixedRows
+from pipeline.dataset import rows_digest
 from pipeline.errors import ConfigError, ConfigTypeError
 from tests.small_models import write_small_model
 
@@ -98,7 +99,7 @@ def test_held_out_rows_are_no_training_rows(here):
         workload.rows_to_measure(3, "--eval-rows")
     (found,) = workload.describe().values()
     assert (found["train_rows"], found["holdout_rows"]) == (6, 2)
-    assert found["train_digest"] == digest(workload.train_rows()) != digest(workload.train_rows()[:-1])
+    assert found["train_digest"] == rows_digest(workload.train_rows()) != rows_digest(workload.train_rows()[:-1])
 
 
 def test_held_out_rows_may_have_a_file_of_their_own(here):

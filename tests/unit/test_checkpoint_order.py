@@ -12,8 +12,9 @@ from pipeline.events import EventLog
 
 
 class FakeRun:
-    async def save_weights(self, version, path):
+    async def save_weights(self, version, path, optimizer_path):
         Path(path).write_bytes(b"weights")
+        Path(optimizer_path).write_bytes(b"optimizer's state")
 
 
 def test_files_and_directory_are_synced_before_the_name_is_given_and_the_name_after(tmp_path, monkeypatch):
@@ -46,7 +47,7 @@ def test_files_and_directory_are_synced_before_the_name_is_given_and_the_name_af
     assert before[-2:] == [("sync", f"{temporary}/complete.msgpack"), ("sync", temporary)]  # behind the weights
     assert after[0] == ("sync", "checkpoints")
     assert made.latest == tmp_path / "checkpoints" / "version-3"
-    found = ["complete.msgpack", "config.json", "model.safetensors", "more", "state.msgpack"]
+    found = ["complete.msgpack", "config.json", "model.safetensors", "more", "optimizer.safetensors", "state.msgpack"]
     assert sorted(os.listdir(made.latest)) == found
 
 

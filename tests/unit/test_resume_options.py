@@ -1,6 +1,7 @@
 """`--resume RUN_DIR`: which run goes on, with what of its recipe changed, and what is refused."""
 
 import json
+import shutil
 
 import pytest
 
@@ -9,6 +10,7 @@ from pipeline.commands.make_run_config import parse
 from pipeline.commands.resume import parse_resume
 from pipeline.errors import ConfigError
 from pipeline.run_directory import make_run_dir
+from tests.complete_checkpoints import complete
 
 STARTED_IN = "/somewhere/else"
 
@@ -28,7 +30,9 @@ def make_run(path, *options, done=3, end="stopped"):
     (path / "metrics.jsonl").write_text("".join(row + "\n" for row in rows))
     events = [{"event": "run"}] + ([{"event": "end", "status": end}] if end is not None else [])
     (path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    (path / "checkpoints" / f"version-{done}").mkdir(parents=True)
+    checkpoint = path / "checkpoints" / f"version-{done}"
+    checkpoint.mkdir(parents=True)
+    complete(checkpoint)
     return config
 
 
@@ -87,7 +91,7 @@ def test_what_can_not_be_is_refused_in_one_sentence(here, arguments, parts):
 
 def test_without_any_checkpoint_there_is_nothing_to_go_on_from(here):
     make_run(here / "run", done=0, end=None)
-    (here / "run" / "checkpoints" / "version-0").rmdir()
+    shutil.rmtree(here / "run" / "checkpoints" / "version-0")
     assert "run holds no checkpoint to go on from" in refusal("--resume", "run")
     (here / "run" / "checkpoints").rmdir()
     assert "run holds no checkpoint to go on from" in refusal("--resume", "run")
