@@ -1,5 +1,6 @@
 """Train a model: `python run.py --mode async`. `python run.py --help` lists the options."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 def start() -> int:
     """The exit code of `headway run` with this script's arguments."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as `pipeline/commands/signals.py` does, while that loads
     # Here and not at the top: Ctrl-C while modules load, or a package that is missing, must not end in a stack trace.
     try:
         from pipeline.commands.cli import main

@@ -21,6 +21,7 @@ from pipeline.commands.option_values import as_written
 from pipeline.commands.options import help_text
 from pipeline.commands.resume import Resume, is_resume, parse_resume
 from pipeline.commands.run_config import RunConfig
+from pipeline.commands.signals import end_by_sigterm
 from pipeline.config_checks import suggestion
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.version import VERSION
@@ -43,8 +44,9 @@ LATER = ("report", "top", "clean")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code and raises nothing."""
+    """Run one command; returns its exit code and raises nothing but, after SIGTERM, SystemExit."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    end_by_sigterm()
     warnings.showwarning = _show_warning
     try:
         code = _command(arguments)

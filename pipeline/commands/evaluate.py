@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 from pipeline.commands.eval_config import EvalConfig
-from pipeline.commands.parts import EXIT_CODES, Signals, engine_of, ignore_signals, supervisor_of, tell_endpoint
+from pipeline.commands.parts import engine_of, supervisor_of, tell_endpoint
+from pipeline.commands.signals import EXIT_CODES, Signals, ignore_signals
 from pipeline.commands.workload import Workload, open_workload
 from pipeline.config_checks import label, warn
 from pipeline.dataset import rows_digest
@@ -71,6 +72,7 @@ async def _evaluate(run: EvaluationRun, engine: RolloutEngine, config: EvalConfi
                 print(f"files: {directory}")
                 return 0
     finally:
+        ignore_signals()
         watching.cancel()
         telling.cancel()
     print(f"stopped without a result; files: {directory}")

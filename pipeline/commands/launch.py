@@ -6,19 +6,11 @@ import signal
 from contextlib import aclosing, suppress
 from typing import Any
 
-from pipeline.commands.parts import (
-    EXIT_CODES,
-    Signals,
-    end_by_sigterm,
-    engine_of,
-    ignore_signals,
-    supervisor_of,
-    tell_endpoint,
-    without_warnings,
-)
+from pipeline.commands.parts import engine_of, supervisor_of, tell_endpoint, without_warnings
 from pipeline.commands.progress import Progress
 from pipeline.commands.resume import Resume
 from pipeline.commands.run_config import RunConfig
+from pipeline.commands.signals import EXIT_CODES, Signals, ignore_signals
 from pipeline.commands.time_limit import TimeLimit
 from pipeline.commands.workload import Workload, open_workload
 from pipeline.config_checks import label
@@ -32,7 +24,6 @@ def run(config: RunConfig, resume: Resume | None = None) -> int:
     trained, 130 or 143 after a signal, 143 when --max-minutes are over.
     """
     limit = TimeLimit(config.max_minutes) if config.max_minutes is not None else None
-    end_by_sigterm()
     try:
         workload = open_workload(config.workload)
         with make_supervisor(config) as model:

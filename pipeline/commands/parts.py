@@ -1,15 +1,10 @@
-"""What a run and an evaluation of the command line have alike: their processes, their engine, and the signals that end
-them.
-"""
+"""What a run and an evaluation of the command line have alike: their processes, and their engine."""
 
 import asyncio
 import contextlib
-import signal
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 from pipeline.commands.shared_config import SharedConfig, parse_template_options
 from pipeline.commands.workload import Workload, tiny_chat
@@ -22,7 +17,6 @@ from pipeline.supervisor import Supervisor
 from pipeline.trainer_config import EngineConfig
 
 ENDPOINT_SECONDS = 0.1  # between two looks whether the endpoint is there
-EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
 def supervisor_of(config: SharedConfig, *, init: str | None, slots: int | None = None) -> Supervisor:
@@ -70,48 +64,3 @@ def without_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConfigWarning)
         yield
-
-
-class Stoppable(Protocol):
-    """A run that can end in order."""
-
-    def request_stop(self) -> None: ...
-
-
-class Signals:
-    """The first SIGINT or SIGTERM asks the run to end in order, the second one ends it now."""
-
-    def __init__(self, run: Stoppable) -> None:
-        self.received: signal.Signals | None = None
-        self._run = run
-        self._task = asyncio.current_task()
-        for number in EXIT_CODES:
-            asyncio.get_running_loop().add_signal_handler(number, self._receive, number)
-
-    def end_in_order(self, number: signal.Signals) -> None:
-        """As if this signal had come first; nothing when one has come already."""
-        if self.received is None:
-            self.received = number
-            self._run.request_stop()
-
-    def _receive(self, number: signal.Signals) -> None:
-        if self.received is None:
-            self.end_in_order(number)
-        else:
-            self._task.cancel()
-
-
-def end_by_sigterm() -> None:
-    """Until a run has its own way with signals: SIGTERM ends this process with its exit code, and what is begun is
-    undone, as it is after Ctrl-C.
-    """
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(EXIT_CODES[signal.Signals(number)]))
-
-
-def ignore_signals() -> None:
-    """To be called when the outcome is decided: a signal must not change it while processes and Python end."""
-    with contextlib.suppress(RuntimeError):  # no loop runs any more
-        for number in EXIT_CODES:  # else the loop, when it is closed, would set the handlers from before
-            asyncio.get_running_loop().remove_signal_handler(number)
-    for number in EXIT_CODES:
-        signal.signal(number, signal.SIG_IGN)

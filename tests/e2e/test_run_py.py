@@ -253,12 +253,13 @@ def test_ctrl_c_ends_a_long_evaluation_at_once_and_the_summary_tells_the_one_bef
     assert [event["status"] for event in run.events("evaluation")] == ["completed", "stopped"]
 
 
-def test_ctrl_c_while_modules_load_is_silent(start, temporary):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_modules_load_ends_the_run_in_silence(start, temporary, number, code):
     run = start("run", *LONG)
     # From its own first module on; before that, Python itself would answer.
     run.wait_until(lambda: maps_any(run.process.pid, ("msgpack", "numpy", "zmq")), "first module")
-    run.press_ctrl_c()
-    assert (run.wait(), run.stderr) == (130, "")
+    run.process.send_signal(number)
+    assert (run.wait(), run.stderr) == (code, "")
     assert socket_directories(temporary) == []
 
 

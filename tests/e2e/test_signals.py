@@ -1,0 +1,174 @@
+"""SIGINT and SIGTERM in every phase of a run: one ends it in order and saved, two end it at once.
+
+The signals are real, and come when the run is in the phase: whoever it waits for then is held, so no phase is missed.
+How a process of its own is ended with all its workers is proved by test_run_py.py.
+"""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from pipeline import audit
+from pipeline.checkpoints import checkpoint_version
+from pipeline.commands import launch
+from tests.e2e.run_py import PATIENCE_SECONDS, SMALL, RunFiles
+from tests.kept_processes import KEPT
+
+GONE_SECONDS = 10.0  # from the signal, or from when what is waited for moves again, to the end of the command
+HELD = ("--tool-latency", "fixed:600000")  # nothing is finished while the test runs
+
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+
+class Run(RunFiles):
+    """`headway run` in this process. Beside it, a thread that acts when the run waits for something."""
+
+    def __init__(self, run_dir, patch):
+        super().__init__(run_dir)
+        self.trainer = None
+        self.hold_after = 0  # the step behind which the learner answers no more
+        self.signalled = 0.0  # when the last thing was done to it
+        self.errors = []
+        self.made = threading.Event()
+        make_trainer, show = launch.make_trainer, launch.Progress.show
+
+        def make_and_keep(*arguments):
+            self.trainer = make_trainer(*arguments)
+            self.made.set()
+            return self.trainer
+
+        def show_and_hold(progress, n, metrics):
+            if n == self.hold_after:
+                os.kill(self.learner, signal.SIGSTOP)
+            show(progress, n, metrics)
+
+        patch.setattr(launch, "make_trainer", make_and_keep)
+        patch.setattr(launch.Progress, "show", show_and_hold)
+
+    @property
+    def learner(self):
+        (pid,) = (handle.pid for handle in KEPT.handles if handle.role == "learner" and handle.started)
+        return pid
+
+    def train(self, *options, act, hold_after=0):
+        """The exit code and stderr of a run beside which `act(self)` is called, in a thread of its own."""
+        self.hold_after = hold_after
+        thread = threading.Thread(target=self._act, args=[act])
+        thread.start()
+        command = ["run", *SMALL, "--device", "cpu", "--run-dir", str(self.run_dir), *options]
+        code, _, err = KEPT.command(self.run_dir.parent, *command)
+        took = time.monotonic() - self.signalled
+        thread.join()
+        assert not self.errors, self.errors
+        assert took < GONE_SECONDS
+        return code, err
+
+    def _act(self, act):
+        try:
+            assert self.made.wait(PATIENCE_SECONDS)
+            act(self)
+        except BaseException as error:  # the parent's test must fail, and the run end
+            self.errors.append(error)
+            self.send_twice(signal.SIGTERM)
+
+    def wait_for(self, words):
+        """Until this is whom the run waits for."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not self.trainer.waits_for.startswith(words):
+            assert time.monotonic() < deadline, f"no wait for {words} within {PATIENCE_SECONDS:g} s"
+            time.sleep(0.01)
+
+    def send(self, number):
+        os.kill(os.getpid(), number)
+        self.signalled = time.monotonic()
+
+    def send_twice(self, number):
+        self.send(number)
+        time.sleep(0.2)  # two signals that meet are one
+        self.send(number)
+
+    def release_learner(self):
+        os.kill(self.learner, signal.SIGCONT)
+        self.signalled = time.monotonic()
+
+
+@pytest.fixture
+def run(kept, tmp_path, monkeypatch):
+    before = {number: signal.signal(number, lambda *_: None) for number in CODES}  # a late one must not end the tests
+    yield Run(tmp_path / "run", monkeypatch)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def check_end(run, status):
+    """The log's last word, its audit, and that nothing half-written is left. The versions that were saved."""
+    (end,) = run.events("end")
+    assert end["status"] == status
+    assert audit.main(str(run.run_dir / "events.jsonl")) == 0
+    saved = [checkpoint_version(path) for path in (run.run_dir / "checkpoints").glob("*")]
+    assert sorted(saved) == sorted(event["version"] for event in run.events("checkpoint"))
+    assert list((run.run_dir / "checkpoints").glob(".*")) == []
+    return end, saved
+
+
+def version_of(run):
+    return max((event["version"] for event in run.events("published")), default=0)
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_in_an_evaluation_and_a_wait_for_rollouts_nothing_is_waited_for(run, number):
+    """HR64. Neither the first evaluation nor the first batch would end within the test."""
+
+    def act(run):
+        run.wait_for("too few finished groups")
+        run.send(number)
+
+    options = ("--steps", "2", "--eval-every", "1", *HELD)
+    assert run.train(*options, act=act) == (CODES[number], "")
+    assert 0 in check_end(run, "stopped")[1]
+    assert [event["status"] for event in run.events("evaluation")] == ["stopped"]
+
+
+def test_an_update_that_has_begun_is_finished_counted_and_saved(run):
+    def act(run):
+        run.wait_for("the learner, which trains batch")
+        run.send(signal.SIGTERM)
+        time.sleep(0.2)  # were it to end the run without the update, that would show
+        run.release_learner()
+
+    assert run.train("--steps", "100000", act=act, hold_after=1) == (143, "")
+    end, saved = check_end(run, "stopped")
+    last = run.events("batch")[-1]
+    assert end["steps"] == len(run.lines("metrics.jsonl")) == last["step"] > 1
+    assert run.events("optim")[-1]["step"] == last["step"]
+    assert version_of(run) in saved
+
+
+def test_a_checkpoint_that_is_being_written_is_finished(run):
+    """HR64. All steps are trained by then; that someone asked for the end shows in the exit code alone."""
+
+    def act(run):
+        run.wait_for("the learner, which saves version")
+        run.send(signal.SIGINT)
+        run.release_learner()
+
+    assert run.train("--steps", "2", act=act, hold_after=2) == (130, "")
+    end, saved = check_end(run, "completed")
+    assert end["steps"] == 2 and version_of(run) in saved
+
+
+@pytest.mark.parametrize(
+    ("words", "steps", "hold_after"), [("the learner, which trains", 100000, 1), ("the learner, which saves", 1, 1)]
+)
+def test_the_second_signal_ends_the_run_at_once_whatever_it_waits_for(run, words, steps, hold_after):
+    """The learner, which is held, would not let it end. What was saved before stays good."""
+
+    def act(run):
+        run.wait_for(words)
+        run.send_twice(signal.SIGTERM)
+
+    assert run.train("--steps", str(steps), act=act, hold_after=hold_after) == (143, "")
+    check_end(run, "stopped")
