@@ -12,7 +12,7 @@ import time
 import pytest
 
 from pipeline import audit
-from pipeline.checkpoints import checkpoint_version
+from pipeline.checkpoints.saved import checkpoint_version
 from pipeline.commands import launch
 from tests.e2e.run_py import PATIENCE_SECONDS, SMALL, RunFiles
 from tests.kept_processes import KEPT
