@@ -42,14 +42,14 @@ _ALLOWED = {event: names | frozenset(OPTIONAL.get(event, "").split()) for event,
 
 
 class EventLog:
-    """The writer of events.jsonl. `t` counts seconds from `start` and never goes back."""
+    """The writer of events.jsonl. `t` counts seconds from the run's start and never goes back."""
 
-    def __init__(self, path: str | os.PathLike[str], clock: Callable[[], float], start: float | None = None):
-        """clock: monotonic seconds; start: its value at the run's start, now if not given."""
+    def __init__(self, path: str | os.PathLike[str], clock: Callable[[], float], seconds: float = 0.0):
+        """clock: monotonic seconds; seconds: since the run's start, as the last event of a run that is resumed says."""
         self._lines = JsonLines(path)
         self._clock = clock
-        self._start = clock() if start is None else start
-        self._last = 0.0
+        self._start = clock() - seconds
+        self._last = seconds
         self._flushed = 0.0
 
     def log(self, event: str, /, **fields: Any) -> None:
@@ -70,6 +70,10 @@ class EventLog:
         """Hand the events so far to the system, so that a reader (or an audit after a kill) sees them."""
         self._flushed = self._last
         self._lines.flush()
+
+    def sync(self) -> None:
+        """Wait until the events so far are on the disk: some milliseconds."""
+        self._lines.sync()
 
     def close(self) -> None:
         self._lines.close()

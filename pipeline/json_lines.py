@@ -1,4 +1,4 @@
-"""A file of JSON objects, one a line: how the run's logs are written, and what a full disk says.
+"""A file of JSON objects, one a line: how the run's logs are written, read and mended, and what a full disk says.
 
 It serves events.jsonl, metrics.jsonl, samples.jsonl and eval.jsonl.
 """
@@ -6,9 +6,9 @@ It serves events.jsonl, metrics.jsonl, samples.jsonl and eval.jsonl.
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from pipeline.errors import RunError
 
@@ -16,7 +16,70 @@ from pipeline.errors import RunError
 # the line for some reader.
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=True).encode
 _encode_readable = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
+_READ_BACK = 1 << 16  # bytes read at once when a file's last lines are looked for
 _ENDS_LINES = re.compile("[\x85\u2028\u2029\ud800-\udfff]")  # for some reader, or no UTF-8 at all
+
+
+def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(where its line begins, object) of each, one in memory at a time; none of a file that is not there.
+    Raises RunError for a line that is none.
+    """
+    begins = 0
+    try:
+        with open(path, "rb") as lines:
+            for number, line in enumerate(lines, 1):
+                record = _object_in(line)
+                if record is None:
+                    raise RunError(
+                        f"Line {number} of {path} is damaged: {line!r:.80}. Put back a good copy of the file, or cut it "
+                        "off before that line."
+                    )
+                yield begins, record
+                begins += len(line)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RunError(f"{path} can't be read: {error.strerror}; see to that file.") from error
+
+
+def cut_torn_tail(path: str | os.PathLike[str]) -> int:
+    """Mend what a death left at the file's end, so that lines can be appended: returns how many bytes were cut off.
+
+    A line that lacks nothing but its end gets it; lines before the last whole one are not looked at. No file is fine.
+    """
+    try:
+        with open(path, "r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            end = size
+            while end and _object_in(line := _line_before(file, end)) is None:
+                end -= len(line)
+            file.truncate(end)
+            if end and not line.endswith(b"\n"):
+                file.seek(end)
+                file.write(b"\n")
+            return size - end
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise RunError(f"{path} can't be mended: {error.strerror}; see to that file.") from error
+
+
+def _line_before(file: BinaryIO, end: int) -> bytes:
+    """The line that ends at byte `end`, its newline included if it has one."""
+    found = b""
+    while b"\n" not in found[:-1] and len(found) < end:
+        begins = max(0, end - len(found) - _READ_BACK)
+        file.seek(begins)
+        found = file.read(end - len(found) - begins) + found
+    return found[found.rfind(b"\n", 0, max(0, len(found) - 1)) + 1 :]
+
+
+def _object_in(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
 
 
 class JsonLines:
@@ -43,6 +106,11 @@ class JsonLines:
     def flush(self) -> None:
         if self._file is not None:
             self._guard(lambda file: file.flush())
+
+    def sync(self) -> None:
+        """Flush, and wait until the lines are on the disk."""
+        if self._file is not None:
+            self._guard(lambda file: (file.flush(), os.fsync(file.fileno())))
 
     def close(self) -> None:
         """Flush and close; a second call does nothing."""

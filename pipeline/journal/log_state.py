@@ -1,0 +1,158 @@
+"""What a run's audit log says, added up event by event: how far each trajectory is, what was trained, what is next.
+
+Only what is outstanding is kept, so it stays small however long the log is.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pipeline.trajectory import Trajectory
+
+# Events that a record of the journal stands behind; `events_of` says which.
+DECISIONS = frozenset({"admitted", "ready", "batch", "failed", "filtered"})
+
+# new: it has yet to start, perhaps again. ended: it waits for its group. ready: it may train.
+MemberState = Literal["new", "running", "ended", "ready", "consumed", "discarded"]
+
+
+@dataclass(slots=True)
+class LoggedMember:
+    """A trajectory in its present attempt; `attempt` counts how often it has started again.
+
+    pinned: the policy version that it is told to keep to, if any. segments: (version, kv_version, tokens) of each that
+    is not empty.
+    """
+
+    state: MemberState = "new"
+    pinned: int | None = None
+    attempt: int = 0
+    segments: list[tuple[int, int, int]] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        """Generated in this attempt, and not accounted for by another event yet."""
+        return sum(tokens for _, _, tokens in self.segments)
+
+    def tells_all_of(self, trajectory: Trajectory) -> bool:
+        """Whether the log has just the segments of `trajectory`, in this attempt."""
+        return self.segments == segments_of(trajectory)
+
+
+@dataclass(slots=True)
+class LoggedGroup:
+    """An admitted group of which something is left to train."""
+
+    row: int
+    version: int  # at admission
+    members: dict[int, LoggedMember] = field(default_factory=dict)
+
+    @property
+    def unspent_tokens(self) -> int:
+        """Generated, and neither trained nor thrown away."""
+        return sum(one.tokens for one in self.members.values() if one.state in ("running", "ended", "ready"))
+
+
+@dataclass(slots=True)
+class LogState:
+    """seconds: `t` of the last event. num_runs: `run` events; with one to come, so often was the run resumed.
+    has_ended: the last run did so in order. version: the newest that was published. batches: `batch` events. due: what
+    the last of them still lacks. admitted: groups. num_decisions: events that the journal stands behind, and the last
+    of them with its group or step. groups: those outstanding.
+    """
+
+    seconds: float = 0.0
+    num_runs: int = 0
+    has_ended: bool = False
+    version: int = 0
+    batches: int = 0
+    due: Literal["", "optim", "published"] = ""
+    admitted: int = 0
+    num_decisions: int = 0
+    last_decision: tuple[str, int] | None = None
+    groups: dict[int, LoggedGroup] = field(default_factory=dict)
+    group_size: int = 0
+    discards_stragglers: bool = False
+
+    def member(self, group: int, member: int) -> LoggedMember:
+        """What is told of a trajectory that has not been handed over, of an admitted group.
+
+        A group may be outstanding in the journal alone: when its last members were discarded and it died before its
+        last, empty part.
+        """
+        one = self.groups.get(group)
+        return LoggedMember("discarded") if one is None else one.members.setdefault(member, LoggedMember())
+
+    def apply(self, event: Mapping[str, Any]) -> None:
+        """The next event. Raises KeyError, TypeError or ValueError for one that lacks something, or can't come here."""
+        kind = event["event"]
+        self.seconds = float(event["t"])
+        if kind in DECISIONS:
+            self.num_decisions += 1
+            self.last_decision = kind, event["step" if kind == "batch" else "group"]
+        match kind:
+            case "run":
+                self.num_runs += 1
+                self.has_ended = False
+                self.version = event["version"]
+                self.group_size = event["group_size"]
+                self.discards_stragglers = event["on_stragglers"] == "discard"
+            case "admitted":
+                self.groups[event["group"]] = LoggedGroup(event["row"], event["version"])
+                self.admitted += 1
+            case "started":
+                member = self._member(event)
+                member.state, member.pinned, member.segments = "running", event["version"], []
+            case "segment":
+                if event["tokens"]:
+                    segment = event["version"], event["kv_version"], event["tokens"]
+                    self._member(event).segments.append(segment)
+            case "trajectory":
+                self._member(event).state = "ended"
+            case "ready":
+                for member in self.groups[event["group"]].members.values():
+                    member.state = "ready" if member.state == "ended" else member.state
+            case "retry":
+                member = self._member(event)
+                member.state, member.attempt, member.segments = "new", event["attempt"], []
+            case "discarded":
+                self._spend(event["group"], [self._member(event)], "discarded")
+            case "failed" | "filtered":
+                del self.groups[event["group"]]
+            case "batch":
+                self._train(event)
+            case "optim":
+                self.due = "published"
+            case "published":
+                self.version, self.due = event["version"], ""
+            case "end":
+                self.has_ended = True
+
+    def _member(self, event: Mapping[str, Any]) -> LoggedMember:
+        members = self.groups[event["group"]].members
+        return members.setdefault(int(event["trajectory"].partition(".")[2]), LoggedMember())
+
+    def _train(self, event: Mapping[str, Any]) -> None:
+        self.batches = event["step"]
+        self.due = "optim" if event["updated"] else ""
+        parts = event.get("members", [None] * len(event["groups"]))
+        for group, part in zip(event["groups"], parts, strict=True):
+            members = self.groups[group].members
+            ready = [one for one in members.values() if one.state == "ready"]
+            self._spend(group, ready if part is None else [members[member] for member in part], "consumed")
+
+    def _spend(self, group: int, members: list[LoggedMember], state: Literal["consumed", "discarded"]) -> None:
+        for member in members:
+            member.state, member.segments = state, []
+        everyone = self.groups[group].members.values()
+        if sum(one.state in ("consumed", "discarded") for one in everyone) == self.group_size:
+            del self.groups[group]
+
+
+def segments_of(trajectory: Trajectory) -> list[tuple[int, int, int]]:
+    """What the log tells of a trajectory's segments, without empty ones."""
+    return [
+        (span.version, span.kv_version, len(span.tokens))
+        for span in trajectory.spans
+        if span.kind == "generated" and span.tokens
+    ]
