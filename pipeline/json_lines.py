@@ -31,8 +31,8 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, An
                 record = _object_in(line)
                 if record is None:
                     raise RunError(
-                        f"Line {number} of {path} is damaged: {line!r:.80}. Put back a good copy of the file, or cut it "
-                        "off before that line."
+                        f"Line {number} of {path} is damaged: {line!r:.80}. Put back a good copy of the file, or cut "
+                        "it off before that line."
                     )
                 yield begins, record
                 begins += len(line)

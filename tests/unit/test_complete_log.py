@@ -215,9 +215,7 @@ def test_a_log_that_lost_more_than_the_journal_reaches_back_to_is_refused(tmp_pa
     journal.begin()
     journal.remove_before(1)
     (tmp_path / "events.jsonl").write_text("")
-    with pytest.raises(
-        JournalError, match="tells of 0 decisions, and what is left of the journal begins with number 2"
-    ):
+    with pytest.raises(JournalError, match="tells of 0 decisions, and .* journal begins with number 2"):
         complete_log(tmp_path, 0)
 
 
