@@ -9,7 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.commands.make_run_config import parse
+from pipeline.commands.options import OPTIONS
 from pipeline.commands.stored_config import run_config_of
+from pipeline.commands.workload_config import WorkloadConfig
 from pipeline.config import TRUNCATION_CAUSES
 from pipeline.errors import ConfigError
 from pipeline.losses import NORMALIZATIONS
@@ -29,51 +31,33 @@ JSON = st.recursive(
 )
 OBJECTS = st.dictionaries(TEXTS | st.just("class"), JSON, max_size=3).map(json.dumps)
 
-# Options that go with any others.
+# How options that go with any others are drawn; those that are not named here are drawn by their type.
 FREE = {
-    "steps": COUNTS,
-    "max_minutes": POSITIVE,
     "seed": st.integers(0, 2**63 - 1).map(str),
     "device": st.sampled_from(["cpu", "auto"]),
-    "samplers": FEW,
     "dtype": st.sampled_from(["float32", "bfloat16"]),
-    "slots": FEW,
-    "kv_gib": POSITIVE,
     "run_dir": st.sampled_from(["r", "a/b c", "/tmp/nothing-here/ü"]),
     "init": st.just("model"),
-    "repeat_dataset": st.just("true"),
-    "shuffle": FLAGS,
-    "log_samples": st.integers(0, 1).map(str),
     "kl_coefficient": SHARES,
     "entropy_coefficient": SHARES,
-    "concurrency": COUNTS,
-    "max_sample_requests": COUNTS,
+    "log_samples": st.integers(0, 1).map(str),
     "priority": st.sampled_from(["fifo", "predicted_length"]),
-    "max_turns": COUNTS,
-    "max_generated_tokens": COUNTS,
-    "max_context_tokens": COUNTS,
-    "segment_tokens": COUNTS,
-    "max_turn_tokens": COUNTS,
     "final_answer_reserve": st.just("0"),
-    "tool_output_tokens": COUNTS,
     "truncation": st.sampled_from(["zero_reward", "reward"]),
     "truncation_by_cause": st.lists(st.sampled_from(TRUNCATION_CAUSES), unique=True).map(
         lambda causes: ",".join(f"{cause}=reward" for cause in causes) or "turns=reward"
     ),
     "temperature": st.floats(0.01, 100).map(repr),
     "top_p": st.floats(0.0, 1.0, exclude_min=True).map(repr),
-    "top_k": st.integers(-1, 100).map(str),
-    "lr": POSITIVE,
     "beta1": SHARES,
     "beta2": SHARES,
-    "adam_eps": POSITIVE,
     "weight_decay": SHARES,
     "grad_clip_norm": POSITIVE | st.just("none"),
-    "lr_warmup": COUNTS,
     "lr_floor": SHARES,
-    "environment_timeout": POSITIVE,
-    "environment_processes": FEW,
+    "on_stall": st.sampled_from(["continue", "stop"]),
+    "keep_best": st.just("0"),
 }
+BY_TYPE = {int: FEW, float: POSITIVE, bool: FLAGS}
 
 
 def fixed(**values):
@@ -149,6 +133,25 @@ reward = "rewards.py:score"
 data = "other.jsonl"
 system_prompt = "Be brief."
 """
+
+
+# Options that the lines above draw.
+TOGETHER = {
+    *("mode", "max_staleness", "admit_ahead", "oversample_factor", "batch_order", "stale_policy"),
+    *("allow_unbounded_staleness", "allow_trajectory_loss", "sampling_policy", "kv_max_staleness", "kv_on_limit"),
+    *("allow_reprefill", "completion", "min_members", "max_straggler_tokens", "on_stragglers", "on_failure"),
+    *("zero_variance", "overlap_min_sequences", "overlap_min_tokens", "groups_per_step", "group_size"),
+    *("eval_every", "eval_rows", "eval_group_size", "eval_final_group_size"),
+    *("loss", "eps_max", "clip_low", "clip_high", "max_importance_weight", "loss_function", "normalize", "advantage"),
+    *("task", "model", "template_options", "tool_format", "tool_latency"),
+    *(option.name for option in OPTIONS.values() if option.owner is WorkloadConfig),
+}
+FREE |= {
+    name: BY_TYPE.get(one.type, st.just(str(one.default)))
+    for name, one in OPTIONS.items()
+    if name not in FREE and name not in TOGETHER
+}
+FREE = {name: drawn for name, drawn in FREE.items() if name in OPTIONS}
 
 
 def merged(parts):
