@@ -1,7 +1,7 @@
 """What users' code says of itself, asked in a process of its own before any worker starts.
 
 The process (`probe_process.py`) imports the code, makes an instance, and answers with plain values: msgpack in a
-memory file, bounded, nothing of it ever unpickled. It has a session of its own and dies with this one; what users' code
+memory file, bounded, nothing of it ever unpickled. It dies with this one, as does whatever it starts; what users' code
 prints goes to stderr. So a mistake in it costs a second and no model is loaded, and whatever it does while being
 imported, it does elsewhere.
 """
@@ -23,7 +23,8 @@ from pipeline.user_code.named import checked_path
 from pipeline.user_code.source import EnvSource
 from shm.errors import HeadwayError
 from workers.import_path import search_path
-from workers.process import ROOT
+from workers.keeper import KEEPER
+from workers.process import KEEPER_END_SECONDS, ROOT, end_kept, start_kept
 
 MODULE = "pipeline.user_code.probe_process"
 TIMEOUT = 600.0  # seconds; rows of some puzzles take long to make
@@ -107,8 +108,8 @@ def _ask(question: dict[str, Any], what: str, timeout: float) -> Any:
         with open(asked, "wb", closefd=False) as file:
             file.write(msgpack.packb(question | {"sys_path": search_path()}))
         os.lseek(asked, 0, os.SEEK_SET)
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", MODULE, str(os.getpid()), str(answer)],
+        process, told = start_kept(
+            [sys.executable, "-P", "-m", MODULE, KEEPER, str(answer)],
             stdin=asked,
             stdout=2,  # nothing that users' code prints may be taken for our output
             pass_fds=[answer],
@@ -116,6 +117,7 @@ def _ask(question: dict[str, Any], what: str, timeout: float) -> Any:
             # The hash of text is fixed: rows that are made by going through a set are the same each time.
             env=os.environ | {"PYTHONPATH": python_path, "PYTHONHASHSEED": "0"},
         )
+        os.close(told)
         status = _wait(process, what, timeout)
         if status is None:
             raise ConfigError(
@@ -129,8 +131,8 @@ def _ask(question: dict[str, Any], what: str, timeout: float) -> Any:
 
 
 def _wait(process: subprocess.Popen, what: str, timeout: float) -> int | None:
-    """Its exit status, or None after `timeout` seconds; it and whatever users' code has started in its session are gone
-    then. A long wait is told of on stderr.
+    """Its exit status, or None after `timeout` seconds; it and whatever users' code has started are gone then. A long
+    wait is told of on stderr.
     """
     began, reported = time.monotonic(), 0.0
     pidfd = os.pidfd_open(process.pid)
@@ -143,9 +145,11 @@ def _wait(process: subprocess.Popen, what: str, timeout: float) -> int | None:
                 break
             print(f"waiting for {what[0].lower()}{what[1:]} to come up: {reported:.0f} s so far", file=sys.stderr)
     finally:
-        os.close(pidfd)
+        end_kept(process)
+        poll.poll(1000 * KEEPER_END_SECONDS)
         os.killpg(process.pid, signal.SIGKILL)  # it isn't reaped yet, so that the number is still its session's
         status = process.wait()
+        os.close(pidfd)
     return status if ended else None
 
 

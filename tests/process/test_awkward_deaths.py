@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import select
 import signal
 
 import pytest
@@ -30,8 +31,10 @@ def train_and_kill(model, run_dir, monkeypatch, victim):
     def kill_before_the_samplers_ready(handle, message):
         if isinstance(message, Ready) and handle.role == "sampler":
             pid = model._pool._handles[(victim, 0)].pid
+            pidfd = os.pidfd_open(pid)
             os.kill(pid, signal.SIGKILL)
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            select.select([pidfd], [], [], SECONDS)
+            os.close(pidfd)
         receive(handle, message)
 
     monkeypatch.setattr(WorkerHandle, "_receive", kill_before_the_samplers_ready)
