@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, aclosing, closing, nullcontext
@@ -19,6 +20,7 @@ from pipeline.dataset import check_rows, rows_digest
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.events import EventLog
+from pipeline.journal.journal_files import Journal
 from pipeline.json_lines import JsonLines
 from pipeline.losses import Loss
 from pipeline.make_spec import make_rules, make_spec
@@ -28,6 +30,7 @@ from pipeline.run_directory import make_default_run_dir, make_run_dir, one_run_d
 from pipeline.run_spec import RunSpec
 from pipeline.schedule import ScheduleRules
 from pipeline.trainer_config import TrainerConfig
+from pipeline.training.resumption import Resumption, find_run, read_resumption
 from pipeline.training.training_loop import Step, ValidateBatch
 from pipeline.training.training_run import TrainingRun
 
@@ -91,34 +94,50 @@ class AsyncTrainer:
         self._evaluator = evaluator
         self._run: TrainingRun | None = None  # the last one
         self._checkpoints: Checkpoints | None = None  # its
+        self.was_complete = False  # what the last run was to resume had all its steps: nothing was done
 
     async def run(
-        self, rows: Sequence[dict[str, Any]], steps: int, *, description: dict[str, Any] | None = None
+        self,
+        rows: Sequence[dict[str, Any]],
+        steps: int,
+        *,
+        description: dict[str, Any] | None = None,
+        resume: str | os.PathLike[str] | None = None,
     ) -> AsyncIterator[Step]:
         """Train `steps` batches on `rows` (plain dicts), yielding each when its weights are published.
 
-        description: what config.json holds (default: this trainer's options). Raises ConfigError before any process
-        starts, and RunError, WorkerDied or TrajectoryError when the run can't go on.
+        description: what config.json holds (default: this trainer's options). resume: the directory of an earlier run
+        with the same options and rows, which goes on where it ended, whatever ended it; `steps` counts its batches,
+        too. Raises ConfigError before any process starts, and RunError, WorkerDied or TrajectoryError when the run
+        can't go on.
         """
         rows = self._training_rows(rows)
         spec, rules = self._check(rows, steps)
         source = self.engine.model.source
         files = _model_files(spec, source)
-        require_room(self.run_dir or "runs", spec.model)
+        require_room(resume or self.run_dir or "runs", spec.model)
         description = (description or self._description()) | {
             "model": source.describe() | {"compute_dtype": self.engine.model.dtype},
             "rows": {"number": len(rows), "digest": rows_digest(rows)},
         }
-        if self.run_dir is None:
+        resumption = None
+        if resume is not None:
+            directory = find_run(resume, description)
+            resumption = read_resumption(directory)
+        elif self.run_dir is None:
             directory = make_default_run_dir(self.config.mode, time.localtime(), description)
         else:
             directory = make_run_dir(self.run_dir, description)
         self.run_directory = directory
+        self.was_complete = resumption is not None and resumption.is_complete(steps, self._evaluator)
+        if self.was_complete:
+            return
         # What exists now (modules, rows) outlives the run: walking it in every collection cost a tenth of this process.
         gc.freeze()
         try:
             with (
-                closing(EventLog(directory / "events.jsonl", time.monotonic)) as events,
+                closing(Journal(directory)) as journal,
+                closing(_open_events(directory, resumption)) as events,
                 closing(JsonLines(directory / "metrics.jsonl")) as metrics,
                 _open_lines(directory / "eval.jsonl", self._evaluator is not None) as results,
                 _open_lines(directory / "samples.jsonl", self.config.log_samples > 0, for_people=True) as samples,
@@ -130,6 +149,7 @@ class AsyncTrainer:
                     self.config.checkpointing,
                     learner_bytes=checkpoint_bytes(spec.model),
                 )
+                journal.begin()
                 self._run = TrainingRun(
                     self.engine,
                     self.config,
@@ -141,6 +161,9 @@ class AsyncTrainer:
                     results=results,
                     samples=samples,
                     checkpoints=self._checkpoints,
+                    journal=journal,
+                    resumption=resumption,
+                    run_dir=directory,
                     log_dir=str(directory / "logs"),
                     evaluator=self._evaluator,
                     validate_batch=self._validate_batch,
@@ -208,6 +231,12 @@ class AsyncTrainer:
         self.config.check_run(dataset_rows=len(rows), steps=steps)
         rules = make_rules(self.config, rows=rows, steps=steps)
         return make_spec(self.engine.model, self.config, evaluates=self._evaluator is not None), rules
+
+
+def _open_events(directory: Path, resumption: Resumption | None) -> EventLog:
+    """Its clock goes on from the last event of an earlier run."""
+    start = time.monotonic() - (0.0 if resumption is None else resumption.seconds)
+    return EventLog(directory / "events.jsonl", time.monotonic, start)
 
 
 def _open_lines(path: Path, is_wanted: bool, *, for_people: bool = False) -> AbstractContextManager[JsonLines | None]:

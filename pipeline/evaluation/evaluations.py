@@ -8,7 +8,7 @@ equal terms.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -37,6 +37,7 @@ class Evaluations:
     on_failure(error) is told at once when an evaluation fails, so that training ends after the update that has begun;
     `launch` and `finish` raise the error. A set `stop_asked` ends their waits with Stopped. oldest_first: as in the
     rollouts of training, so that their requests queue on equal terms. first_version: what results call version 0.
+    measured: batches after which an earlier run has evaluated.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Evaluations:
         on_failure: Callable[[BaseException], None],
         oldest_first: bool = True,
         first_version: int = 0,
+        measured: Collection[int] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._evaluator = evaluator
@@ -66,25 +68,36 @@ class Evaluations:
         self._on_failure = on_failure
         self._oldest_first = oldest_first
         self._first_version = first_version
+        self._measured = frozenset(measured)
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
         self._version = 0  # of the latest
         self._rows_done = 0  # of the latest
         self._wait_seconds = 0.0
 
+    def due(self, batches: int, *, at_end: bool = False) -> bool:
+        """Whether `launch` will start one."""
+        return self._evaluator.trajectories_per_row(batches, at_end=at_end) > 0 and batches not in self._measured
+
     async def launch(self, batches: int, *, at_end: bool = False) -> None:
         """Start the evaluation that is due after `batches`, if any, when the one before has ended. at_end: no batch
         follows.
         """
         self._check()
-        group_size = self._evaluator.trajectories_per_row(batches, at_end=at_end)
-        if group_size == 0:
+        if not self.due(batches, at_end=at_end):
             return
         await self._wait(batches if at_end else batches + 1)
-        schedule = self._config.schedule
+        group_size = self._evaluator.trajectories_per_row(batches, at_end=at_end)
         # At the end nothing trains any more: there is nobody to leave samplers to.
-        concurrency = schedule.concurrency if at_end else evaluation_concurrency(schedule)
-        version = self._run.slots.committed
+        self._launch(self._run.slots.committed, batches, group_size, leaves_room=not at_end)
+
+    def launch_again(self, batches: int, version: int) -> None:
+        """Start the evaluation that an earlier run had launched after `batches`, at `version`, and not finished."""
+        self._launch(version, batches, self._evaluator.trajectories_per_row(batches, at_end=False), leaves_room=True)
+
+    def _launch(self, version: int, batches: int, group_size: int, *, leaves_room: bool) -> None:
+        schedule = self._config.schedule
+        concurrency = evaluation_concurrency(schedule) if leaves_room else schedule.concurrency
         self._run.slots.lease(version)  # now, not in the task: the next update may pick its slot before that begins
         self._version, self._rows_done = version, 0
         self._task = asyncio.get_running_loop().create_task(self._evaluate(version, batches, group_size, concurrency))

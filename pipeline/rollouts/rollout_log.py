@@ -4,7 +4,7 @@ from pipeline.errors import TookTooLongError, TrajectoryError
 from pipeline.events import EventLog
 from pipeline.processes.sampler_client import SegmentResult
 from pipeline.rollouts.sampling_counters import SamplingCounters
-from pipeline.trajectory import Group, Trajectory
+from pipeline.trajectory import Trajectory
 from workers.messages import EnvironmentReply
 
 
@@ -92,7 +92,3 @@ class RolloutLog:
                 cause=cause,
                 tokens=trajectory.generated_tokens,
             )
-
-    def ready(self, group: Group) -> None:
-        if self._events is not None:
-            self._events.log("ready", group=group.group)

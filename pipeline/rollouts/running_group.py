@@ -201,6 +201,4 @@ class RunningGroup:
             seconds=time.monotonic() - self._began,
         )
         self.done = final
-        if trajectories:
-            self._log.ready(part)
         self._deliver(part)

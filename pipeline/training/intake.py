@@ -10,8 +10,9 @@ from collections import Counter
 
 from pipeline.advantages import all_equal
 from pipeline.errors import RunError
+from pipeline.journal.recorder import Recorder
 from pipeline.processes.active_run import ActiveRun
-from pipeline.rollouts.rollouts import Rollouts
+from pipeline.rollouts.rollouts import KeptMembers, Rollouts
 from pipeline.rollouts.running_group import GroupFailed
 from pipeline.schedule import Admission, Scheduler
 from pipeline.trainer_config import TrainerConfig
@@ -30,10 +31,12 @@ class DataUsedUp:
 class Intake:
     """Between the schedule and the rollouts of one run."""
 
-    def __init__(self, config: TrainerConfig, run: ActiveRun, scheduler: Scheduler, rollouts: Rollouts) -> None:
-        self.given_up: Counter[str] = Counter()  # groups that are "failed" and "filtered", over the run
+    def __init__(
+        self, config: TrainerConfig, run: ActiveRun, scheduler: Scheduler, rollouts: Rollouts, recorder: Recorder
+    ) -> None:
         self._config = config
         self._run = run
+        self._recorder = recorder
         self._scheduler = scheduler
         self._rollouts = rollouts
         self._results: asyncio.Queue[Group | DataUsedUp | BaseException] = rollouts.completed
@@ -42,6 +45,11 @@ class Intake:
         self._closed = False
         self._epoch = 0
         rollouts.deliver = self._deliver
+
+    @property
+    def given_up(self) -> Counter[str]:
+        """Groups that are "failed" and "filtered", over the run."""
+        return self._recorder.state.given_up
 
     @property
     def epoch(self) -> int:
@@ -56,6 +64,17 @@ class Intake:
     def depth(self) -> int:
         """Finished groups that nobody has pulled yet."""
         return self._results.qsize()
+
+    def resume(self) -> None:
+        """Go on where an earlier run stood: what was finished comes once more, what was not is sampled."""
+        state = self._recorder.state
+        self.write_reservations()
+        for result in state.ready:
+            self._results.put_nowait(result)
+        self._rollouts.start(
+            [Admission(group, one.row, one.version) for group, one in state.outstanding.items()],
+            {group: KeptMembers(one.handed_over) for group, one in state.outstanding.items()},
+        )
 
     def admit(self) -> None:
         """The round of admission that starts a batch."""
@@ -85,11 +104,7 @@ class Intake:
     def _start(self, admissions: list[Admission]) -> None:
         self.write_reservations()
         for admission in admissions:
-            found = self._rollouts.row_id(admission.row)
-            named = {} if found is None else {"id": found}
-            self._run.events.log(
-                "admitted", group=admission.group, row=admission.row, version=admission.version, **named
-            )
+            self._recorder.admitted(admission, self._rollouts.row_id(admission.row))
         self._rollouts.start(admissions)
 
     def _deliver(self, result: Group | GroupFailed) -> None:
@@ -101,6 +116,7 @@ class Intake:
             self._give_up("filtered", result.group, "zero_variance", tokens)
         else:
             self._in_a_row = 0
+            self._recorder.ready(result)
             self._results.put_nowait(result)
 
     def _is_zero_variance(self, group: Group) -> bool:
@@ -115,13 +131,13 @@ class Intake:
     def _give_up(self, event: str, group: int, cause: str, tokens: int) -> None:
         if self._closed:  # the run is ending: nothing is decided about this group any more
             return
-        self._run.events.log(event, group=group, cause=cause, tokens=tokens)
-        self.given_up[event] += 1
+        self._recorder.given_up(event, group, cause, tokens, was_ready=event == "filtered")
         self._in_a_row += 1
         admission = self._scheduler.replace(group)
         self._start([] if admission is None else [admission])
         if self._in_a_row >= self._limit:
-            failed, filtered = self.given_up["failed"], self.given_up["filtered"]
+            given_up = self._recorder.state.given_up
+            failed, filtered = given_up["failed"], given_up["filtered"]
             look_at = "environment's errors (logs/)" if event == "failed" else "task's rewards"
             self.close(
                 RunError(

@@ -16,10 +16,9 @@ class _Untrained:
 
 
 class Received:
-    """Untrained trajectories by group; a group is consumed once its last one has gone into a batch."""
+    """Untrained trajectories by group; a group is forgotten once its last one has gone into a batch."""
 
     def __init__(self) -> None:
-        self.num_consumed = 0  # groups
         self._untrained: dict[int, _Untrained] = {}
 
     def __len__(self) -> int:
@@ -55,7 +54,6 @@ class Received:
     def _forget_if_consumed(self, one: _Untrained) -> None:
         if one.latest.final and not one.members:
             del self._untrained[one.latest.group]
-            self.num_consumed += 1
 
 
 def _members(batch: Batch) -> Sequence[tuple[int, ...] | None]:

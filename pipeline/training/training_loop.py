@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from pipeline.data.mixed_rows import MixedRows
 from pipeline.errors import RunError
+from pipeline.journal.recorder import Recorder
+from pipeline.journal.records import BatchRecord, chunk_of, rows_of
+from pipeline.journal.run_state import TrainingNow
 from pipeline.processes.active_run import ActiveRun
 from pipeline.processes.opening import Stopped
 from pipeline.processes.process_metrics import TimeAccount
@@ -57,6 +60,7 @@ class TrainingLoop:
         validate_batch: ValidateBatch | None,
         clock: Callable[[], float] = time.monotonic,
         *,
+        recorder: Recorder,
         samples: SampleLog | None = None,
         mix: MixedRows | None = None,
     ) -> None:
@@ -67,12 +71,12 @@ class TrainingLoop:
         self._validate_batch = validate_batch
         self._samples = samples
         self._mix = mix
+        self._recorder = recorder
         self._clock = clock
         self._stop = False
         self.waits = Waits(run.events, clock)
-        self.intake = Intake(config, run, scheduler, rollouts)
+        self.intake = Intake(config, run, scheduler, rollouts, recorder)
         self.received = Received()
-        self.num_batches = 0  # that have begun to train: told in a `batch` event
         self.time_account = TimeAccount(clock)
         self._metrics = StepMetrics(run, scheduler, self.intake, self.received, self.waits, counters, self.time_account)
         self._updates = Updates(run, clock)
@@ -97,14 +101,6 @@ class TrainingLoop:
         self.intake.close(Stopped())
         self._run.slots.lease_returned.set()  # a wait for a slot ends, too
 
-    def num_consumed(self) -> int:
-        """Groups that nothing is left of to train: trained, or discarded in part. Call it when the run has ended."""
-        while not self.intake.empty:  # a part without members that nobody pulled may have been a group's last
-            result = self.intake.get_nowait()
-            if isinstance(result, Group):
-                self.received.add(result)
-        return self.received.num_consumed
-
     @property
     def waits_for(self) -> str:
         """Whom the trainer waits for now, in words; empty when it is itself at work."""
@@ -118,7 +114,7 @@ class TrainingLoop:
         RunError after a time.
         """
         if await self._updates.settle():
-            self._scheduler.commit(self._stepping, True)
+            self._commit(self._stepping, updated=True)
 
     async def step(self) -> Step:
         """One batch. Raises Stopped, or what ended the run."""
@@ -128,12 +124,20 @@ class TrainingLoop:
         finally:
             self.time_account.switch("idle")
 
+    async def take_again(self, begun: TrainingNow, *, is_logged: bool) -> Step:
+        """The step of a batch that an earlier run had begun: its record says what it trains. is_logged: its `batch`
+        event is there.
+        """
+        self.time_account.switch("busy")
+        try:
+            return await self._take_again(begun, is_logged)
+        finally:
+            self.time_account.switch("idle")
+
     async def _step(self) -> Step:
         self._check_goes_on()
-        n = self._scheduler.batches + 1
+        n = self._begin()
         started = self._clock()
-        self.waits.reset()
-        self._updates.begin()
         self.intake.admit()
         streamed = None
         if self._overlap is not None:
@@ -145,17 +149,55 @@ class TrainingLoop:
         rest, training = self._make_batch(groups) if streamed is None else streamed.flush(groups)
         if training.mistake:
             raise RunError(training.mistake)
-        metrics = training.metrics
         if self._validate_batch is not None:
-            self._validate_batch([one for group in groups for one in group.trajectories], metrics)
-        updated = training.rows.num_rows > 0
-        slot = await self._batch_waits.free_slot(n) if updated else None
-        self._log_batch(n, batch, training)
+            self._validate_batch([one for group in groups for one in group.trajectories], training.metrics)
+        slot = await self._batch_waits.free_slot(n) if training.rows.num_rows > 0 else None
+        record = self._record(n, batch, training, [*self._updates.submitted, *rest])
+        self._recorder.batch(record)
         if self._samples is not None:
             self._samples.write(n, self._scheduler.version, groups, training.advantages)
-        metrics["train/updated"] = int(updated)
-        metrics["train/gradient_scale"] = training.gradient_scale
-        metrics["train/lr"] = learning_rate(self._config.optimizer, n - 1, self._scheduler.rules.steps)
+        return await self._train(record, groups, rest, slot, training.metrics, started=started, selected=selected)
+
+    async def _take_again(self, begun: TrainingNow, is_logged: bool) -> Step:
+        self._check_goes_on()
+        record = begun.record
+        n, started = self._begin(), self._clock()
+        for group in begun.groups:
+            self._receive(group)
+        metrics = self._make(begun.groups).metrics
+        slot = await self._batch_waits.free_slot(n) if record.updated else None
+        if not is_logged:
+            self._recorder.log_batch(record)
+        chunks = [rows_of(chunk, begun.trajectories) for chunk in record.chunks]
+        return await self._train(record, begun.groups, chunks, slot, metrics, started=started, selected=started)
+
+    def _begin(self) -> int:
+        """The number of the batch that is due."""
+        self.waits.reset()
+        self._updates.begin()
+        return self._scheduler.batches + 1
+
+    async def _train(
+        self,
+        record: BatchRecord,
+        groups: Sequence[Group],
+        rest: Sequence[Rows],
+        slot: int | None,
+        metrics: dict[str, float],
+        *,
+        started: float,
+        selected: float,
+    ) -> Step:
+        """The batch's update, and what it did. rest: the rows that the learner does not have yet; slot: of the new
+        version, None if nothing has a gradient.
+        """
+        n, batch = record.step, Batch(record.groups, record.members)
+        self.received.consume(batch)
+        metrics |= {
+            "train/updated": int(record.updated),
+            "train/gradient_scale": record.gradient_scale,
+            "train/lr": record.lr,
+        }
         if slot is not None:
             for rows in rest:
                 await self._submit(n, rows)
@@ -163,14 +205,14 @@ class TrainingLoop:
             metrics |= await self._updates.step(
                 n,
                 slot=slot,
-                groups=batch.groups,
+                groups=record.groups,
                 epoch=self.intake.epoch,
-                lr=metrics["train/lr"],
-                gradient_scale=training.gradient_scale,
+                lr=record.lr,
+                gradient_scale=record.gradient_scale,
             )
             self._training = 0
         metrics["train/backward_chunks"] = self._updates.num_chunks
-        self._scheduler.commit(batch, updated)
+        self._commit(batch, record.updated)
         self.intake.write_reservations()
         now = self._clock()
         metrics |= timing(metrics, batch_seconds=now - started, seconds=now - selected)
@@ -178,6 +220,11 @@ class TrainingLoop:
         if self._mix is not None:
             metrics |= mix_metrics(self._mix, groups)
         return Step(n, self._scheduler.version, metrics)
+
+    def _commit(self, batch: Batch, updated: bool) -> None:
+        """The batch is trained."""
+        self._scheduler.commit(batch, updated)
+        self._recorder.state.finish_batch()
 
     def _check_goes_on(self) -> None:
         if (error := self._ended_by()) is not None:
@@ -200,16 +247,20 @@ class TrainingLoop:
             if isinstance(result, DataUsedUp):
                 self._check_goes_on()
                 continue
-            self.received.add(result)
-            # A group handed over at once is the schedule's affair as a whole: its members need no names. Under `wait`
-            # none comes in parts, but one that closed before all members had started is short.
-            whole = result.final and len(result.trajectories) == self._config.group_size
-            whole |= self._config.stale_policy == "wait"
-            self._scheduler.receive(result.group, None if whole else result.members, result.final)
+            self._receive(result)
             for rows in streamed.add(result) if streamed is not None else ():
                 await self._submit(n, rows)
         self.waits.end()
         return choice
+
+    def _receive(self, result: Group) -> None:
+        """A result has been pulled."""
+        self.received.add(result)
+        # A group handed over at once is the schedule's affair as a whole: its members need no names. Under `wait` none
+        # comes in parts, but one that closed before all members had started is short.
+        whole = result.final and len(result.trajectories) == self._config.group_size
+        whole |= self._config.stale_policy == "wait"
+        self._scheduler.receive(result.group, None if whole else result.members, result.final)
 
     async def _submit(self, n: int, rows: Rows) -> None:
         """Hand the learner rows of batch `n`; waits for it while too much of the batch is with it already."""
@@ -237,20 +288,21 @@ class TrainingLoop:
             train_all=config.trains_without_advantage,
         )
 
-    def _log_batch(self, n: int, batch: Batch, training: TrainingBatch) -> None:
-        members = {} if batch.members is None else {"members": [list(part) for part in batch.members]}
-        self._run.events.log(
-            "batch",
+    def _record(self, n: int, batch: Batch, training: TrainingBatch, chunks: Sequence[Rows]) -> BatchRecord:
+        """All that the batch's update depends on."""
+        updated = training.rows.num_rows > 0
+        return BatchRecord(
             step=n,
             version=self._scheduler.version,
-            groups=list(batch.groups),
+            groups=batch.groups,
+            members=batch.members,
+            updated=updated,
+            lr=learning_rate(self._config.optimizer, n - 1, self._scheduler.rules.steps),
+            gradient_scale=training.gradient_scale,
+            chunks=tuple(chunk_of(rows) for rows in chunks) if updated else (),
             tokens=training.num_generated,
             masked=training.num_masked,
             dropped=training.num_dropped,
             age_min=training.age_min,
             age_max=training.age_max,
-            updated=training.rows.num_rows > 0,
-            **members,
         )
-        self.received.consume(batch)
-        self.num_batches = n

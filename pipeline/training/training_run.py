@@ -3,9 +3,9 @@ between them, and all of it closed however it ends.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoints.checkpoints import Checkpoints
@@ -14,6 +14,9 @@ from pipeline.data.mixed_rows import MixedRows
 from pipeline.evaluation.evaluations import Evaluations
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.events import EventLog
+from pipeline.journal.journal_files import Journal
+from pipeline.journal.recorder import Recorder
+from pipeline.journal.run_state import RunState
 from pipeline.json_lines import JsonLines
 from pipeline.processes.active_run import ActiveRun
 from pipeline.processes.opening import Stopped, unless_stopped
@@ -22,8 +25,11 @@ from pipeline.rollouts.rollout_log import RolloutLog
 from pipeline.rollouts.rollouts import Rollouts
 from pipeline.rollouts.sampling_counters import SamplingCounters
 from pipeline.run_spec import RunSpec
-from pipeline.schedule import Scheduler, ScheduleRules
+from pipeline.schedule import ScheduleRules
 from pipeline.trainer_config import TrainerConfig
+from pipeline.training.resumption import Resumption, make_scheduler
+from pipeline.training.run_history import RunHistory
+from pipeline.training.run_saver import RunSaver
 from pipeline.training.sample_log import SampleLog
 from pipeline.training.training_loop import Step, TrainingLoop, ValidateBatch
 from shm.errors import HeadwayError
@@ -40,6 +46,7 @@ class SaveAtEnd(Enum):
 class TrainingRun:
     """Made by `AsyncTrainer.run`, which has checked everything and owns the log files; `steps` is called once.
 
+    journal: begun by nobody yet. resumption: where an earlier run in the same directory stood; None: this is the first.
     results: eval.jsonl, with an evaluator. samples: samples.jsonl, if it is to have lines. log_dir: where the
     processes' own logs go.
     """
@@ -57,23 +64,32 @@ class TrainingRun:
         results: JsonLines | None,
         samples: JsonLines | None,
         checkpoints: Checkpoints,
+        journal: Journal,
+        resumption: Resumption | None,
+        run_dir: Path,
         log_dir: str,
         evaluator: Evaluator | None,
         validate_batch: ValidateBatch | None,
     ) -> None:
         self.stopped = False  # ended before its steps were done, as someone asked for
-        self.evaluations: list[Evaluation] = []  # in order
+        # In order, those of an earlier run included.
+        self.evaluations: list[Evaluation] = [] if resumption is None else list(resumption.evaluations)
         self._engine = engine
         self._model = engine.model
         self._config = config
         self._spec = spec
-        self._scheduler = Scheduler(rules)
+        self._resumption = resumption
+        state = RunState() if resumption is None else resumption.state
+        self._scheduler = make_scheduler(rules, state)
+        self._recorder = Recorder(journal, events, state)
+        self._history = RunHistory(run_dir)
         self._rows = rows
         self._events = events
         self._metrics = metrics
         self._results = results
         self._samples = SampleLog(samples, rows, config) if samples is not None else None
         self._checkpoints = checkpoints
+        self._journal = journal
         self._log_dir = log_dir
         self._evaluator = evaluator
         self._validate_batch = validate_batch
@@ -109,6 +125,7 @@ class TrainingRun:
             run = await self._open()
             counters = SamplingCounters()
             rollouts = self._make_rollouts(run, counters)
+            saver = RunSaver(self._checkpoints, self._journal, self._recorder, run)
             self._loop = TrainingLoop(
                 self._config,
                 run,
@@ -116,23 +133,36 @@ class TrainingRun:
                 rollouts,
                 counters,
                 self._validate_batch,
+                recorder=self._recorder,
                 samples=self._samples,
                 mix=self._rows if isinstance(self._rows, MixedRows) else None,
             )
             if self._evaluator is not None:
                 evaluations = self._make_evaluations(self._evaluator, run, rollouts)
+            if self._resumption is None:
+                await saver.save(may_fail=True)
+            else:
+                self._loop.intake.resume()
+                if evaluations is not None and (unfinished := self._unfinished_evaluation()) is not None:
+                    evaluations.launch_again(*unfinished)
+                if (begun := self._recorder.state.training) is not None:
+                    step = await self._loop.take_again(begun, is_logged=self._resumption.batch_is_logged)
+                    self._write(step)
+                    yield step
             while scheduler.batches < scheduler.rules.steps:
                 if evaluations is not None:
-                    self._loop.time_account.switch("waiting")  # unless one still runs, for no time
-                    await evaluations.launch(scheduler.batches)
+                    await self._launch(evaluations, saver)
                 step = await self._loop.step()
                 if evaluations is not None:
                     step.metrics.update(evaluations.take_metrics())
                 self._write(step)
+                if self._checkpoints.due(scheduler.version):
+                    await saver.save(may_fail=True)
                 yield step
             if evaluations is not None:
-                await evaluations.launch(scheduler.batches, at_end=True)
+                await self._launch(evaluations, saver, at_end=True)
                 await evaluations.finish(scheduler.batches)
+                self._tell_scores()
             status, save = "completed", SaveAtEnd.OR_FAIL
         except Stopped:
             status, save, self.stopped = "stopped", SaveAtEnd.OR_FAIL, True
@@ -157,7 +187,7 @@ class TrainingRun:
                         if rollouts is not None:
                             await rollouts.stop()
                     if run is not None and loop is not None and save is not SaveAtEnd.NOTHING:
-                        await self._save(run, loop, save)
+                        await self._save(run, loop, saver, save)
                 except asyncio.CancelledError:
                     status, self.stopped = "stopped", True
                     raise
@@ -168,16 +198,32 @@ class TrainingRun:
                     if run is not None:
                         await self._model.end_run(run, at_once=save is SaveAtEnd.NOTHING)
             finally:
-                self._log_end(loop, status)
+                self._log_end(status)
 
-    async def _save(self, run: ActiveRun, loop: TrainingLoop, save: SaveAtEnd) -> None:
+    async def _launch(self, evaluations: Evaluations, saver: RunSaver, *, at_end: bool = False) -> None:
+        """The evaluation that is due, of weights that are kept if only the best are to stay."""
+        batches = self._scheduler.batches
+        if self._config.checkpointing.keep_best:
+            self._tell_scores()
+            if evaluations.due(batches, at_end=at_end):
+                self._checkpoints.evaluating(self._scheduler.version)
+                await saver.save(may_fail=True)
+        self._loop.time_account.switch("waiting")  # unless one still runs, for no time
+        await evaluations.launch(batches, at_end=at_end)
+
+    def _tell_scores(self) -> None:
+        """Which versions are the best, for `keep_best`."""
+        for evaluation in self.evaluations:
+            self._checkpoints.scored(evaluation.version, evaluation.reward_mean)
+
+    async def _save(self, run: ActiveRun, loop: TrainingLoop, saver: RunSaver, save: SaveAtEnd) -> None:
         """The last checkpoint: of the version after an update that has begun."""
         if save is SaveAtEnd.IF_POSSIBLE and not run.learner_serves:
             return
         self._saving = True
         try:
             await loop.settle()
-            await self._checkpoints.save(run, self._scheduler.version, {"journal": 0})  # no journal yet
+            await saver.save()
         except HeadwayError as error:
             if save is SaveAtEnd.OR_FAIL:
                 raise
@@ -190,10 +236,30 @@ class TrainingRun:
     async def _open(self) -> ActiveRun:
         self._opening = True
         max_requests = self._config.engine.schedule.sample_requests
-        opening = self._model.open_run(self._spec, self._engine.env, self._events, self._log_dir, max_requests)
+        opening = self._model.open_run(
+            self._spec,
+            self._engine.env,
+            self._events,
+            self._log_dir,
+            max_requests,
+            history=self._history,
+            first_version=self._scheduler.version,
+            republish=self._versions_needed(),
+        )
         run = await unless_stopped(opening, self._stop_asked, self._model.end_run)
         self._opening = False
         return run
+
+    def _unfinished_evaluation(self) -> tuple[int, int] | None:
+        """(batches, version) of the one that the earlier run had launched and not finished."""
+        if self._resumption is None or self._evaluator is None:
+            return None
+        return self._resumption.unfinished_evaluation(self._evaluator)
+
+    def _versions_needed(self) -> list[int]:
+        """Those before the present one that somebody will sample under."""
+        unfinished = self._unfinished_evaluation()
+        return [unfinished[1]] if unfinished is not None and unfinished[1] != self._scheduler.version else []
 
     def _make_rollouts(self, run: ActiveRun, counters: SamplingCounters) -> Rollouts:
         config = self._config
@@ -223,6 +289,7 @@ class TrainingRun:
             stop_asked=self._stop_asked,
             on_failure=rollouts.interrupt,
             oldest_first=self._config.stale_policy == "wait",
+            measured=self._resumption.measured if self._resumption is not None else (),
         )
 
     # --- what it leaves in the logs ------------------------------------------------------------------------------
@@ -248,21 +315,20 @@ class TrainingRun:
             oversample_factor=rules.oversample_factor,
             concurrency=config.engine.schedule.concurrency,
             steps=rules.steps,
-            version=0,
+            version=self._scheduler.version,
+            **({} if self._resumption is None else {"resumed": self._resumption.number}),
         )
 
-    def _log_end(self, loop: TrainingLoop | None, status: str) -> None:
-        """loop: None when the processes did not get as far as a first batch."""
-        consumed = loop.num_consumed() if loop is not None else 0
-        given_up = loop.intake.given_up if loop is not None else Counter()
-        admitted = self._scheduler.admitted
+    def _log_end(self, status: str) -> None:
+        state = self._recorder.state
+        given_up, consumed = state.given_up, state.consumed
         self._events.log(
             "end",
             status=status,
-            steps=loop.num_batches if loop is not None else 0,
-            admitted=admitted,
+            steps=state.batches + (state.training is not None),
+            admitted=state.admitted,
             consumed=consumed,
             filtered=given_up["filtered"],
             failed=given_up["failed"],
-            outstanding=admitted - consumed - given_up.total(),
+            outstanding=state.admitted - consumed - given_up.total(),
         )

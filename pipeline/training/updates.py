@@ -42,6 +42,7 @@ class Updates:
         self.begin()
 
     def begin(self) -> None:
+        self.submitted: list[Rows] = []
         self._chunks: list[tuple[asyncio.Future[dict[str, float]], Counts]] = []
         self._pending: deque[asyncio.Future] = deque()
 
@@ -58,6 +59,7 @@ class Updates:
         while self._pending and (len(self._pending) >= MAX_PENDING or self._pending[0].done()):
             await self._pending.popleft()
         future = await self._run.learner.forward_backward(batch, rows, zero_gradients=not self._chunks)
+        self.submitted.append(rows)
         self._chunks.append((future, Counts.of(rows)))
         self._pending.append(future)
 

@@ -7,6 +7,7 @@ import pytest
 
 from pipeline.config import Adam, GroupCompletion, Truncation
 from pipeline.errors import RunError
+from pipeline.journal.recorder import Recorder
 from pipeline.losses import CISPO
 from pipeline.schedule import Scheduler, ScheduleRules
 from pipeline.trainer_config import EngineConfig, TrainerConfig
@@ -22,7 +23,7 @@ class Rollouts:
         self.started = []
         self.deliver = None
 
-    def start(self, admissions):
+    def start(self, admissions, kept=None):
         self.started += [admission.group for admission in admissions]
 
     def row_id(self, row):
@@ -49,10 +50,13 @@ class Play:
         self.events = []
         run = SimpleNamespace(
             ledger=SimpleNamespace(write_reservations=lambda epoch, reservations: None),
-            events=SimpleNamespace(log=lambda event, **fields: self.events.append((event, fields.get("group")))),
+            events=SimpleNamespace(
+                log=lambda event, **fields: self.events.append((event, fields.get("group"))), flush=lambda: None
+            ),
         )
         self.rollouts = Rollouts()
-        self.intake = Intake(config, run, Scheduler(rules), self.rollouts)
+        recorder = Recorder(SimpleNamespace(append=lambda record: None), run.events)
+        self.intake = Intake(config, run, Scheduler(rules), self.rollouts, recorder)
         self.intake.admit()
 
     def deliver(self, index, rewards, causes=(None,) * 4):

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 import pipeline as rl
+from pipeline.journal.recorder import Recorder
 from pipeline.metrics import metric_of
 from pipeline.processes.slot_table import SlotTable
 from pipeline.rollouts.rollout_log import RolloutLog
@@ -108,7 +109,8 @@ def play(monkeypatch, script, *, pauses=(), num_slots=4, groups_per_step=1, **op
         rollouts = Rollouts(
             config.engine, run, Chat(), [{}] * len(script), 2, RolloutLog(run.events, counters), concurrency=8
         )
-        training = TrainingLoop(config, run, Scheduler(rules), rollouts, counters, None, loop.time)
+        recorder = Recorder(SimpleNamespace(append=lambda record: None, sync=lambda: None), run.events)
+        training = TrainingLoop(config, run, Scheduler(rules), rollouts, counters, None, loop.time, recorder=recorder)
         steps = []
         for pause in (0, *pauses):
             await asyncio.sleep(pause)

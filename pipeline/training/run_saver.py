@@ -1,0 +1,32 @@
+"""When a run saves itself, and what: the learner's weights and optimizer, and with them where the journal stands."""
+
+from pipeline.checkpoints.checkpoints import Checkpoints
+from pipeline.journal.journal_files import Journal
+from pipeline.journal.recorder import Recorder
+from pipeline.processes.active_run import ActiveRun
+
+
+class RunSaver:
+    """Of one run that is under way."""
+
+    def __init__(self, checkpoints: Checkpoints, journal: Journal, recorder: Recorder, run: ActiveRun) -> None:
+        self._checkpoints = checkpoints
+        self._journal = journal
+        self._recorder = recorder
+        self._run = run
+
+    async def save(self, *, may_fail: bool = False) -> None:
+        """Make a checkpoint of the present version, between two batches; if there is one, the journal goes on from it.
+
+        Its state is taken at once, and the journal goes on in a file of its own: whatever is decided while the learner
+        writes comes after the state. may_fail: warn, instead of raising CheckpointError. Raises RunError, WorkerDied.
+        """
+        state = self._recorder.state
+        version = state.version
+        if self._checkpoints.has(version):
+            return
+        kept = {"run": state.to_plain(), "journal": self._journal.begin()}
+        await self._checkpoints.save(self._run, version, kept, may_fail=may_fail)
+        # What no recovery can need goes: replay must reach every version that somebody holds, or is owed.
+        needed = min([state.oldest_owed, *self._run.slots.leased])
+        self._journal.remove_before(await self._checkpoints.prune(needed))
