@@ -235,8 +235,8 @@ class AsyncTrainer:
 
 def _open_events(directory: Path, resumption: Resumption | None) -> EventLog:
     """Its clock goes on from the last event of an earlier run."""
-    start = time.monotonic() - (0.0 if resumption is None else resumption.seconds)
-    return EventLog(directory / "events.jsonl", time.monotonic, start)
+    seconds = 0.0 if resumption is None else resumption.log.seconds
+    return EventLog(directory / "events.jsonl", time.monotonic, seconds)
 
 
 def _open_lines(path: Path, is_wanted: bool, *, for_people: bool = False) -> AbstractContextManager[JsonLines | None]:

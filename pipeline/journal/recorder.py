@@ -3,10 +3,9 @@
 In this order, so that after a kill the log may lack what the journal has, never the other way round.
 """
 
-from typing import Any
-
 from pipeline.events import EventLog
 from pipeline.journal.journal_files import Journal
+from pipeline.journal.missing_events import batch_fields
 from pipeline.journal.records import Admitted, BatchRecord, GivenUp, Ready, Record
 from pipeline.journal.run_state import RunState
 from pipeline.schedule import Admission
@@ -45,26 +44,7 @@ class Recorder:
         """A batch counts from here on: when this returns its record is on disk."""
         self._record(record)
         self._journal.sync()
-        self.log_batch(record)
-
-    def log_batch(self, record: BatchRecord) -> None:
-        """The event alone, of a batch whose record an earlier run wrote."""
-        members: dict[str, Any] = {}
-        if record.members is not None:
-            members = {"members": [list(part) for part in record.members]}
-        self._events.log(
-            "batch",
-            step=record.step,
-            version=record.version,
-            groups=list(record.groups),
-            tokens=record.tokens,
-            masked=record.masked,
-            dropped=record.dropped,
-            age_min=record.age_min,
-            age_max=record.age_max,
-            updated=record.updated,
-            **members,
-        )
+        self._events.log("batch", **batch_fields(record))
 
     def _record(self, record: Record) -> None:
         self._events.flush()

@@ -67,8 +67,13 @@ class RunningGroup:
         self._attempts: Counter[int] = Counter()  # how often each member has started again
         self._failures: Counter[int] = Counter()  # how often it has failed
 
-    def resume(self, handed_over: Collection[int], ended: Mapping[int, Trajectory]) -> None:
-        """Go on where an earlier run stood: these members went out, and those have ended and wait for the others."""
+    def resume(
+        self, handed_over: Collection[int], ended: Mapping[int, Trajectory], attempts: Mapping[int, int]
+    ) -> None:
+        """Go on where an earlier run stood: these members went out, and those have ended and wait for the others.
+        attempts: how often each has started again.
+        """
+        self._attempts.update(attempts)
         if handed_over:
             self._left_out.update(handed_over)
             self._follow(self._progress.resume(handed_over))

@@ -7,6 +7,7 @@ the trainer is doing: `schedule.py` says why the bound holds all the same.
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
 
 from pipeline.advantages import all_equal
 from pipeline.errors import RunError
@@ -65,16 +66,16 @@ class Intake:
         """Finished groups that nobody has pulled yet."""
         return self._results.qsize()
 
-    def resume(self) -> None:
-        """Go on where an earlier run stood: what was finished comes once more, what was not is sampled."""
+    def resume(self, kept: Mapping[int, KeptMembers]) -> None:
+        """Go on where an earlier run stood: what was finished comes once more, what was not is sampled. kept: what of
+        the outstanding groups need not be.
+        """
         state = self._recorder.state
         self.write_reservations()
         for result in state.ready:
             self._results.put_nowait(result)
-        self._rollouts.start(
-            [Admission(group, one.row, one.version) for group, one in state.outstanding.items()],
-            {group: KeptMembers(one.handed_over) for group, one in state.outstanding.items()},
-        )
+        admissions = [Admission(group, one.row, one.version) for group, one in state.outstanding.items()]
+        self._rollouts.start(admissions, kept)
 
     def admit(self) -> None:
         """The round of admission that starts a batch."""

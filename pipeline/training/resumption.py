@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,32 +10,32 @@ from typing import Any
 from pipeline.checkpoints.saved import complete_checkpoints, run_checkpoint
 from pipeline.errors import ConfigError, JournalError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
+from pipeline.journal.complete_log import complete_log
 from pipeline.journal.journal_files import read
+from pipeline.journal.log_state import LogState
 from pipeline.journal.run_state import RunState
+from pipeline.json_lines import cut_torn_tail, read_lines
 from pipeline.resume_check import refuse_changed
+from pipeline.rollouts.rollouts import KeptMembers
 from pipeline.schedule import Scheduler, ScheduleRules
 from pipeline.training.run_history import start_of
 
-LINES = "metrics.jsonl"
+METRICS = "metrics.jsonl"
+EVALUATIONS = "eval.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """number: how often the run has been resumed, this time included. state: with `training`, if the last batch has
-    begun and did not get as far as its line in metrics.jsonl. versions: after each batch, by metrics.jsonl.
-    evaluations: that have ended. batch_is_logged: the `batch` event of `state.training` is there.
-    saved_version: of the newest complete checkpoint. seconds: of the last event. status: of the last `end`; None if
-    the log does not end with one.
+    """state: with `training`, if the last batch has begun and did not get as far as its line in metrics.jsonl. log:
+    what events.jsonl says. versions: after each batch, by metrics.jsonl. evaluations: that have ended. saved_version:
+    of the newest complete checkpoint.
     """
 
-    number: int
     state: RunState
+    log: LogState
     versions: Mapping[int, int] = field(default_factory=dict)
     evaluations: tuple[Evaluation, ...] = ()
-    batch_is_logged: bool = False
     saved_version: int | None = None
-    seconds: float = 0.0
-    status: str | None = None
 
     @property
     def measured(self) -> frozenset[int]:
@@ -51,8 +51,30 @@ class Resumption:
             or state.batches in self.measured
             or not evaluator.trajectories_per_row(state.batches, at_end=True)
         )
-        done = state.training is None and state.batches >= steps and self.status == "completed"
+        done = state.training is None and state.batches >= steps and self.log.has_ended
         return done and measured and self.saved_version == state.version
+
+    def started_again(self) -> Iterator[dict[str, Any]]:
+        """The `retry` event of each trajectory that was begun and is to begin anew."""
+        for group, outstanding in self.state.outstanding.items():
+            for member, logged in sorted(self.log.groups[group].members.items()):
+                if logged.state in ("running", "ended") and member not in outstanding.handed_over:
+                    yield {
+                        "group": group,
+                        "trajectory": f"{group}.{member}",
+                        "attempt": logged.attempt + 1,
+                        "cause": "the run was resumed",
+                        "tokens": logged.tokens,
+                    }
+
+    def kept_members(self) -> dict[int, KeptMembers]:
+        """What of each outstanding group need not be done again."""
+        found = {}
+        for group, outstanding in self.state.outstanding.items():
+            members = self.log.groups[group].members
+            again = {m: one.attempt + (one.state in ("running", "ended")) for m, one in members.items()}
+            found[group] = KeptMembers(handed_over=outstanding.handed_over, attempts=again)
+        return found
 
     def unfinished_evaluation(self, evaluator: Evaluator) -> tuple[int, int] | None:
         """(batches, version) of the one that was launched and has not ended: the latest that was due. It is none of
@@ -77,45 +99,33 @@ def find_run(path: str | os.PathLike[str], description: Mapping[str, Any]) -> Pa
 
 
 def read_resumption(run_dir: Path) -> Resumption:
-    """Raises JournalError and CheckpointError. The logs have no torn ends."""
-    versions = {line["step"]: line["model_step"] for line in _lines(run_dir / LINES)}
-    state = _read_state(run_dir)
-    if state.training is not None and state.training.record.step in versions:
-        state.finish_batch()
-    events = _lines(run_dir / "events.jsonl")
-    begun = state.training.record.step if state.training is not None else None
-    return Resumption(
-        number=sum(event["event"] == "run" for event in events),
-        state=state,
-        versions=versions,
-        evaluations=tuple(
-            Evaluation(**line | {"row_rewards": tuple(line["row_rewards"])}) for line in _lines(run_dir / "eval.jsonl")
-        ),
-        batch_is_logged=any(event["event"] == "batch" and event["step"] == begun for event in events),
-        saved_version=complete_checkpoints(run_dir)[0].version,
-        seconds=events[-1]["t"],
-        status=events[-1].get("status") if events[-1]["event"] == "end" else None,
-    )
-
-
-def _read_state(run_dir: Path) -> RunState:
-    """What the run had decided; the last batch may have begun only."""
+    """Of a run whose directory is ours alone: what a death left torn or untold in its logs is mended. Raises
+    JournalError, CheckpointError, and RunError.
+    """
+    for name in (METRICS, EVALUATIONS, "samples.jsonl"):
+        cut_torn_tail(run_dir / name)
+    versions = {line["step"]: line["model_step"] for _, line in read_lines(run_dir / METRICS)}
+    num_steps = max(versions, default=0)
+    log = complete_log(run_dir, num_steps)
     saved = complete_checkpoints(run_dir)
     state, ordinal = start_of(saved[0] if saved else None)
     for record in read(run_dir, ordinal):
         state.apply(record)
-    return state
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a log that may not be there."""
-    try:
-        with open(path, encoding="utf-8") as lines:
-            return [json.loads(line) for line in lines]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError) as error:
-        raise JournalError(f"{path} can't be read ({error}); without it the run can't go on.") from error
+    if state.training is not None and state.training.record.step <= num_steps:
+        state.finish_batch()
+    if num_steps > state.batches:
+        raise JournalError(
+            f"{run_dir / METRICS} tells of {num_steps} batches, but the journal of {state.batches}: files of it "
+            "were lost; put them back."
+        )
+    evaluations = [line | {"row_rewards": tuple(line["row_rewards"])} for _, line in read_lines(run_dir / EVALUATIONS)]
+    return Resumption(
+        state=state,
+        log=log,
+        versions=versions,
+        evaluations=tuple(Evaluation(**line) for line in evaluations),
+        saved_version=saved[0].version if saved else None,
+    )
 
 
 def make_scheduler(rules: ScheduleRules, state: RunState) -> Scheduler:

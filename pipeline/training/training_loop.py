@@ -109,12 +109,15 @@ class TrainingLoop:
         culprit = self.waits.current
         return "" if culprit is None else culprit.detail
 
-    async def settle(self) -> None:
-        """In a run that was cut off in an update: count it, when the learner has answered. Raises WorkerDied, or
-        RunError after a time.
+    async def settle(self) -> Step | None:
+        """In a run that was cut off in an update: count it, when the learner has answered. Returns what is known of it;
+        None if there was no such update. Raises WorkerDied, or RunError after a time.
         """
-        if await self._updates.settle():
-            self._commit(self._stepping, updated=True)
+        metrics = await self._updates.settle()
+        if metrics is None:
+            return None
+        self._commit(self._stepping, updated=True)
+        return Step(self._scheduler.batches, self._scheduler.version, metrics)
 
     async def step(self) -> Step:
         """One batch. Raises Stopped, or what ended the run."""
@@ -124,13 +127,13 @@ class TrainingLoop:
         finally:
             self.time_account.switch("idle")
 
-    async def take_again(self, begun: TrainingNow, *, is_logged: bool) -> Step:
-        """The step of a batch that an earlier run had begun: its record says what it trains. is_logged: its `batch`
-        event is there.
+    async def take_again(self, begun: TrainingNow, due: str) -> Step:
+        """The step of a batch that an earlier run had begun: its record says what it trains. due: what the log lacks of
+        it, "optim" and "published", or only the latter, or (empty) nothing.
         """
         self.time_account.switch("busy")
         try:
-            return await self._take_again(begun, is_logged)
+            return await self._take_again(begun, due)
         finally:
             self.time_account.switch("idle")
 
@@ -158,23 +161,21 @@ class TrainingLoop:
             self._samples.write(n, self._scheduler.version, groups, training.advantages)
         return await self._train(record, groups, rest, slot, training.metrics, started=started, selected=selected)
 
-    async def _take_again(self, begun: TrainingNow, is_logged: bool) -> Step:
+    async def _take_again(self, begun: TrainingNow, due: str) -> Step:
         self._check_goes_on()
         record = begun.record
-        n, started = self._begin(), self._clock()
+        n, started = self._begin(due), self._clock()
         for group in begun.groups:
             self._receive(group)
         metrics = self._make(begun.groups).metrics
         slot = await self._batch_waits.free_slot(n) if record.updated else None
-        if not is_logged:
-            self._recorder.log_batch(record)
         chunks = [rows_of(chunk, begun.trajectories) for chunk in record.chunks]
         return await self._train(record, begun.groups, chunks, slot, metrics, started=started, selected=started)
 
-    def _begin(self) -> int:
+    def _begin(self, due: str = "optim") -> int:
         """The number of the batch that is due."""
         self.waits.reset()
-        self._updates.begin()
+        self._updates.begin(due)
         return self._scheduler.batches + 1
 
     async def _train(

@@ -142,11 +142,12 @@ class TrainingRun:
             if self._resumption is None:
                 await saver.save(may_fail=True)
             else:
-                self._loop.intake.resume()
+                counters.retries += self._log_started_again(self._resumption)
+                self._loop.intake.resume(self._resumption.kept_members())
                 if evaluations is not None and (unfinished := self._unfinished_evaluation()) is not None:
                     evaluations.launch_again(*unfinished)
                 if (begun := self._recorder.state.training) is not None:
-                    step = await self._loop.take_again(begun, is_logged=self._resumption.batch_is_logged)
+                    step = await self._loop.take_again(begun, self._resumption.log.due)
                     self._write(step)
                     yield step
             while scheduler.batches < scheduler.rules.steps:
@@ -222,7 +223,9 @@ class TrainingRun:
             return
         self._saving = True
         try:
-            await loop.settle()
+            settled = await loop.settle()
+            if settled is not None:
+                self._write(settled)
             await saver.save()
         except HeadwayError as error:
             if save is SaveAtEnd.OR_FAIL:
@@ -316,8 +319,15 @@ class TrainingRun:
             concurrency=config.engine.schedule.concurrency,
             steps=rules.steps,
             version=self._scheduler.version,
-            **({} if self._resumption is None else {"resumed": self._resumption.number}),
+            **({} if self._resumption is None else {"resumed": self._resumption.log.num_runs}),
         )
+
+    def _log_started_again(self, resumption: Resumption) -> int:
+        """Tell of the trajectories that an earlier run had begun, and that begin anew; returns how many."""
+        events = list(resumption.started_again())
+        for event in events:
+            self._events.log("retry", **event)
+        return len(events)
 
     def _log_end(self, status: str) -> None:
         state = self._recorder.state

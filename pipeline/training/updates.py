@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,7 +41,9 @@ class Updates:
         self._batch, self._began = 0, 0.0  # of the latest step
         self.begin()
 
-    def begin(self) -> None:
+    def begin(self, due: str = "optim") -> None:
+        """due: the first of its events that the log lacks, of "optim" and "published"; empty: none."""
+        self._due = due
         self.submitted: list[Rows] = []
         self._chunks: list[tuple[asyncio.Future[dict[str, float]], Counts]] = []
         self._pending: deque[asyncio.Future] = deque()
@@ -81,29 +83,35 @@ class Updates:
         )
         metrics = merge_chunks([(await future, counts) for future, counts in self._chunks], gradient_scale)
         self._note(published)
-        metrics |= published.metrics
-        del metrics["publish_bytes"]
-        return metrics
+        return metrics | _without_bytes(published.metrics)
 
-    async def settle(self) -> bool:
+    async def settle(self) -> dict[str, float] | None:
         """When `step` was cut off, by a cancellation or by the run's failure: wait for the learner's answer, and note
-        the update as any other. Returns whether there was one. Raises WorkerDied, or RunError after a time.
+        the update as any other. Returns the learner's metrics; None if there was no such update. Raises WorkerDied, or
+        RunError after a time.
         """
         published = await self._run.learner.settle()
         if published is None:
-            return False
+            return None
         self._note(published)
-        return True
+        return _without_bytes(published.metrics)
 
     def _note(self, published: Published) -> None:
         """The new version, in the log and for whoever samples."""
         events, version = self._run.events, published.version
         seconds = round(self._clock() - self._began, 6)
-        events.log("optim", step=self._batch, **{"from": version - 1, "to": version}, seconds=seconds)
+        if self._due == "optim":
+            events.log("optim", step=self._batch, **{"from": version - 1, "to": version}, seconds=seconds)
         self._run.slots.published(version, published.slot)
         seconds = round(published.metrics["train/publish_seconds"], 6)
         num_bytes = int(published.metrics["publish_bytes"])
-        events.log("published", version=version, slot=published.slot, bytes=num_bytes, seconds=seconds)
+        if self._due:
+            events.log("published", version=version, slot=published.slot, bytes=num_bytes, seconds=seconds)
+
+
+def _without_bytes(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The learner's metrics as users get them."""
+    return {name: value for name, value in metrics.items() if name != "publish_bytes"}
 
 
 def merge_chunks(chunks: Sequence[tuple[dict[str, float], Counts]], gradient_scale: float) -> dict[str, float]:
