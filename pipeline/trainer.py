@@ -200,6 +200,11 @@ class AsyncTrainer:
         return self._checkpoints.latest if self._checkpoints is not None else None
 
     @property
+    def save_seconds(self) -> float:
+        """What the longest save of a checkpoint has taken in the last run; 0 if it has saved none."""
+        return self._checkpoints.longest_save if self._checkpoints is not None else 0.0
+
+    @property
     def evaluations(self) -> list[Evaluation]:
         """Of the last run, in order."""
         return self._run.evaluations if self._run is not None else []
@@ -251,7 +256,12 @@ def _model_files(spec: RunSpec, source: ModelSource) -> dict[str, bytes]:
 
 
 def run(
-    trainer: AsyncTrainer, rows: Sequence[dict[str, Any]], steps: int, on_step: Callable[[Step], None] | None = None
+    trainer: AsyncTrainer,
+    rows: Sequence[dict[str, Any]],
+    steps: int,
+    on_step: Callable[[Step], None] | None = None,
+    *,
+    resume: str | os.PathLike[str] | None = None,
 ) -> list[Step]:
     """`trainer.run` outside asyncio: trains, calls `on_step` with each step, and returns them all. on_step: a plain
     function; a coroutine would never run (ConfigTypeError).
@@ -262,7 +272,7 @@ def run(
     async def collect() -> list[Step]:
         done = []
         # aclosing: what on_step raises must end the run in order, before asyncio.run cancels what it finds.
-        async with aclosing(trainer.run(rows, steps)) as trained:
+        async with aclosing(trainer.run(rows, steps, resume=resume)) as trained:
             async for step in trained:
                 if on_step is not None:
                     on_step(step)

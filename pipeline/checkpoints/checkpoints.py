@@ -73,6 +73,7 @@ class Checkpoints:
     ) -> None:
         saved = complete_checkpoints(run_dir)
         self.latest: Path | None = saved[0].path if saved else None
+        self.longest_save = 0.0  # seconds
         self.config = config
         self._run_dir = run_dir
         self._folder = (run_dir / FOLDER).absolute()  # the learner writes there, too, from wherever it is
@@ -173,6 +174,7 @@ class Checkpoints:
             shutil.rmtree(temporary, ignore_errors=True)
         self.latest = self._run_dir / FOLDER / name
         seconds = round(self._events.seconds() - began, 6)
+        self.longest_save = max(self.longest_save, seconds)
         self._events.log("checkpoint", version=version, path=f"{FOLDER}/{name}", seconds=seconds)
 
     def _needed(self, state: bytes) -> int:

@@ -114,9 +114,6 @@ def _resume(options: list[str]) -> int:
     if resume.nothing_to_do is not None:
         print(resume.nothing_to_do)
         return 0
-    raise ConfigError(f"--resume isn't built yet; begin another run from these weights with --init {resume.run_dir}.")
-    if resume.started_in is not None and resume.started_in not in sys.path:
-        sys.path.append(resume.started_in)  # the run's modules may lie there
     return _launch(resume.config, resume)
 
 

@@ -11,6 +11,7 @@ from pipeline.commands.progress import Progress
 from pipeline.commands.resume import Resume
 from pipeline.commands.run_config import RunConfig
 from pipeline.commands.signals import EXIT_CODES, Signals, ignore_signals
+from pipeline.commands.stored_config import STARTED_IN
 from pipeline.commands.time_limit import TimeLimit
 from pipeline.commands.workload import Workload, open_workload
 from pipeline.config_checks import label
@@ -87,6 +88,7 @@ async def _train(
                 progress.show(step.n, step.metrics)
                 if limit is not None:
                     limit.note("update", step.metrics["train/seconds"])
+                    limit.note("save", trainer.save_seconds)
         status = "stopped" if trainer.stopped else "completed"
     except asyncio.CancelledError:
         status = "stopped"
@@ -104,11 +106,13 @@ async def _train(
 def _steps(trainer: AsyncTrainer, config: RunConfig, workload: Workload, resume: Resume | None) -> Any:
     """The run's generator of steps."""
     description = config.to_json() | {"workload": workload.describe()}
-    if resume is not None:
-        description |= {"directory": resume.started_in}
-        return trainer.run(workload.train_rows(), config.steps, resume=str(resume.run_dir), description=description)
-    # Modules are looked for there, too, when the run is resumed.
-    return trainer.run(workload.train_rows(), config.steps, description=description | {"directory": os.getcwd()})
+    description[STARTED_IN] = os.getcwd() if resume is None else resume.started_in
+    return trainer.run(
+        workload.train_rows(),
+        config.steps,
+        resume=None if resume is None else resume.run_dir,
+        description=description,
+    )
 
 
 async def _end_in_time(limit: TimeLimit, signals: Signals, progress: Progress) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import shlex
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ FILES = {  # what a run directory may hold that a user wants to open
     "config.json": "the configuration as it was used",
     "eval.jsonl": "evaluations",
     "checkpoints": "the weights: headway export RUN_DIR OUT_DIR",
+    "journal": "what was decided since: what --resume goes on from",
     "logs": "one file per process",
 }
 
@@ -144,6 +146,8 @@ class Progress:
             self._print(f"concurrency: {running:.1f} trajectories on average, of {self._concurrency} asked for")
         if checkpoint is not None:
             self._print(f"checkpoint: {checkpoint}")
+        if status != "completed" and checkpoint is not None:
+            self._print(f"to go on: python run.py --resume {shlex.quote(str(run_dir))}")
         if run_dir is not None and Path(run_dir).is_dir():
             self._print(f"files: {run_dir}")
             for name, purpose in FILES.items():

@@ -24,8 +24,8 @@ TAIL_BYTES = 1 << 20  # of a log, in which its last line is looked for
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
     """A run to go on with. config: its own, with what the user changes. started_in: the directory that it was started
-    in, whose modules it may name; None: not known. done: batches that it has trained so far. is_whole: what comes after
-    the last of them, a checkpoint and, if wanted, an evaluation, is done, too.
+    in; None: not known. done: batches that it has trained so far. is_whole: what comes after the last of them, a
+    checkpoint and, if wanted, an evaluation, is done, too.
     """
 
     run_dir: Path

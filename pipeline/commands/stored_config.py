@@ -1,6 +1,7 @@
 """From a run's config.json back to the RunConfig that it was made with: the same values, of the same types."""
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -13,14 +14,17 @@ from pipeline.errors import ConfigError
 from pipeline.version import VERSION
 from shm.errors import HeadwayError
 
+STARTED_IN = "directory"  # the key of config.json that tells where the run was started
+
 
 class _Unreadable(Exception):
     """The record is not what this version writes; the message says where, and what is there."""
 
 
 def read_run_config(run_dir: Path) -> tuple[RunConfig, str | None]:
-    """How the run in `run_dir` was made, and the directory that it was started in (None: not recorded). Raises
-    ConfigError when that isn't recorded by the command line of this version, or can't be used any more.
+    """How the run in `run_dir` was made, and the directory that it was started in (None: not recorded), which is from
+    now on on Python's search path, for its modules may lie there. Raises ConfigError when the run wasn't made by the
+    command line of this version, or can't be made so any more.
     """
     path = run_dir / "config.json"
     try:
@@ -36,9 +40,11 @@ def read_run_config(run_dir: Path) -> tuple[RunConfig, str | None]:
             f"{run_dir} is a run of a Python script, which alone knows its environment and its rows; resume it there: "
             f"trainer.run(rows, steps, resume={str(run_dir)!r})."
         )
-    directory = record.get("directory")
+    started_in = record.get(STARTED_IN)
+    if isinstance(started_in, str) and started_in not in sys.path:
+        sys.path.append(started_in)
     try:
-        return run_config_of(record["config"]), directory if isinstance(directory, str) else None
+        return run_config_of(record["config"]), started_in
     except _Unreadable as error:
         raise ConfigError(
             f"{path}, written by Headway {record.get('headway')}, is no configuration that Headway {VERSION} can go on "

@@ -18,6 +18,7 @@ from tests.e2e.run_py import PATIENCE_SECONDS, SMALL, RunFiles
 from tests.kept_processes import KEPT
 
 GONE_SECONDS = 10.0  # from the signal, or from when what is waited for moves again, to the end of the command
+ALWAYS_UPDATES = ("--entropy-coefficient", "0.01")  # equal rewards have a gradient, too
 HELD = ("--tool-latency", "fixed:600000")  # nothing is finished while the test runs
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
@@ -58,7 +59,7 @@ class Run(RunFiles):
         self.hold_after = hold_after
         thread = threading.Thread(target=self._act, args=[act])
         thread.start()
-        command = ["run", *SMALL, "--device", "cpu", "--run-dir", str(self.run_dir), *options]
+        command = ["run", *SMALL, "--device", "cpu", "--run-dir", str(self.run_dir), *ALWAYS_UPDATES, *options]
         code, _, err = KEPT.command(self.run_dir.parent, *command)
         took = time.monotonic() - self.signalled
         thread.join()
@@ -134,7 +135,7 @@ def test_in_an_evaluation_and_a_wait_for_rollouts_nothing_is_waited_for(run, num
 
 def test_an_update_that_has_begun_is_finished_counted_and_saved(run):
     def act(run):
-        run.wait_for("the learner, which trains batch")
+        run.wait_for("the learner, which trains batch 2")
         run.send(signal.SIGTERM)
         time.sleep(0.2)  # were it to end the run without the update, that would show
         run.release_learner()
@@ -142,7 +143,7 @@ def test_an_update_that_has_begun_is_finished_counted_and_saved(run):
     assert run.train("--steps", "100000", act=act, hold_after=1) == (143, "")
     end, saved = check_end(run, "stopped")
     last = run.events("batch")[-1]
-    assert end["steps"] == len(run.lines("metrics.jsonl")) == last["step"] > 1
+    assert end["steps"] == len(run.lines("metrics.jsonl")) == last["step"] == 2
     assert run.events("optim")[-1]["step"] == last["step"]
     assert version_of(run) in saved
 
@@ -151,7 +152,7 @@ def test_a_checkpoint_that_is_being_written_is_finished(run):
     """HR64. All steps are trained by then; that someone asked for the end shows in the exit code alone."""
 
     def act(run):
-        run.wait_for("the learner, which saves version")
+        run.wait_for("the learner, which saves version 2")
         run.send(signal.SIGINT)
         run.release_learner()
 
@@ -161,7 +162,8 @@ def test_a_checkpoint_that_is_being_written_is_finished(run):
 
 
 @pytest.mark.parametrize(
-    ("words", "steps", "hold_after"), [("the learner, which trains", 100000, 1), ("the learner, which saves", 1, 1)]
+    ("words", "steps", "hold_after"),
+    [("the learner, which trains batch 2", 100000, 1), ("the learner, which saves version 1", 1, 1)],
 )
 def test_the_second_signal_ends_the_run_at_once_whatever_it_waits_for(run, words, steps, hold_after):
     """The learner, which is held, would not let it end. What was saved before stays good."""

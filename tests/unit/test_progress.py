@@ -25,10 +25,11 @@ class Clock:
         return self.now
 
 
-def make(steps=3, terminal=False, width=200, waits_for=lambda: ""):
+def make(steps=3, terminal=False, width=200, waits_for=lambda: "", **options):
     output, clock = io.StringIO(), Clock()
     console = Console(file=output, force_terminal=terminal, width=width, highlight=False)
-    progress = Progress(steps=steps, mode="async", concurrency=192, waits_for=waits_for, console=console, clock=clock)
+    options |= {"waits_for": waits_for, "console": console, "clock": clock}
+    progress = Progress(steps=steps, mode="async", concurrency=192, **options)
     return progress, output, clock
 
 
@@ -159,3 +160,30 @@ def test_summary_shows_the_concurrency_achieved_beside_the_one_asked_for():
         progress.show(n, METRICS | {"sampling/interval_seconds": seconds, "sampling/concurrency_mean": running})
     progress.close("completed", None)
     assert output.getvalue().splitlines()[-1] == "concurrency: 70.0 trajectories on average, of 192 asked for"
+
+
+def test_a_resumed_run_counts_its_steps_from_where_it_was():
+    progress, output, clock = make(steps=6, steps_before=4, waits_for=lambda: "the processes to start")
+    clock.now = WAIT_SECONDS
+    progress.remind()
+    for n in (5, 6):
+        clock.now += 0.5
+        progress.show(n, METRICS)
+    progress.close("completed", None)
+    lines = output.getvalue().splitlines()
+    assert lines[0] == "async: resuming after step 4 | waits: the processes to start | 10 s since the start"
+    assert [line.split(" | ")[0] for line in lines[1:3]] == ["async 5/6", "async 6/6"]
+    assert lines[3] == "completed after 6 of 6 steps, 2 of them since the resume, in 11.0 s"
+
+
+def test_a_run_that_did_not_complete_tells_how_to_go_on(tmp_path):
+    run_dir, command = tmp_path / "a run", f"to go on: python run.py --resume '{tmp_path}/a run'"
+    for status, checkpoint, told in (
+        ("stopped", run_dir / "checkpoints" / "version-3", [command]),
+        ("failed", run_dir / "checkpoints" / "version-3", [command]),
+        ("completed", run_dir / "checkpoints" / "version-3", []),
+        ("failed", None, []),
+    ):
+        progress, output, _ = make()
+        progress.close(status, run_dir, checkpoint=checkpoint)
+        assert [line for line in output.getvalue().splitlines() if line.startswith("to go on")] == told

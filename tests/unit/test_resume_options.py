@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 
 import pytest
 
@@ -18,6 +19,7 @@ STARTED_IN = "/somewhere/else"
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     yield tmp_path
 
@@ -52,6 +54,7 @@ def test_a_run_goes_on_by_its_own_recipe(here):
     found = parse_resume(["--resume", "run"])
     assert found.config == config
     assert (str(found.run_dir), found.started_in, found.done, found.nothing_to_do) == ("run", STARTED_IN, 3, None)
+    assert sys.path[-1] == STARTED_IN  # the run's modules may lie there
 
 
 def test_steps_and_max_minutes_may_change(here):
