@@ -10,33 +10,55 @@ import os
 import select
 import signal
 import time
+from collections.abc import Collection, Iterable
 
 WORKER = "HEADWAY_WORKER"  # the endpoint of the process of ours that it descends from
 GONE_SECONDS = 2.0  # bound on the wait for their end
 
 
-def end_marked(variable: str, value: str) -> list[int]:
-    """Kill every process of this user whose environment says so, but for this one and those it descends from; their
-    process ids. They are gone then, unless the kernel needs more than GONE_SECONDS for it.
+def end_marked(variable: str, value: str, patience_seconds: float = 0.0) -> list[int]:
+    """Kill every process of this user whose environment says so, but for this one and those it descends from, and
+    return their process ids. They are gone then, unless the kernel needs more than GONE_SECONDS for it.
+
+    patience_seconds: what they get to end by themselves in, such as keepers, who know of more than the marked ones.
     """
     mark = os.fsencode(f"{variable}={value}")
-    spared, ended = _this_and_ancestors(), []
+    with contextlib.ExitStack() as stack:
+        found = _open_marked(mark, stack)
+        _wait(found.values(), patience_seconds)
+        found |= _open_marked(mark, stack, known=found) if patience_seconds else {}
+        killed = []
+        for pid, pidfd in found.items():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if not _wait([pidfd], 0.0):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                    killed.append(pid)
+        _wait(found.values(), GONE_SECONDS)
+    return killed
+
+
+def _open_marked(mark: bytes, stack: contextlib.ExitStack, known: Collection[int] = ()) -> dict[int, int]:
+    """Process id -> a descriptor, by which no other process that gets the number meanwhile can be meant."""
+    spared, found = _this_and_ancestors(), {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         pid = int(name)
-        if pid not in spared and _has_mark(pid, mark):
-            # By a descriptor, through which no other process that gets the number meanwhile can be meant.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+        if pid not in spared and pid not in known and _has_mark(pid, mark):
+            with contextlib.suppress(OSError):
                 pidfd = os.pidfd_open(pid)
-                ended.append((pid, pidfd))
-                if _has_mark(pid, mark):
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    deadline = time.monotonic() + GONE_SECONDS
-    for _, pidfd in ended:
+                stack.callback(os.close, pidfd)
+                if _has_mark(pid, mark):  # the descriptor's process, if it lives
+                    found[pid] = pidfd
+    return found
+
+
+def _wait(pidfds: Iterable[int], seconds: float) -> bool:
+    """Until all have ended, for so long at most; whether they have."""
+    deadline, ended = time.monotonic() + seconds, True
+    for pidfd in pidfds:
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
-        poll.poll(1000 * max(0.0, deadline - time.monotonic()))
-        os.close(pidfd)
-    return [pid for pid, _ in ended]
+        ended &= bool(poll.poll(1000 * max(0.0, deadline - time.monotonic())))
+    return ended
 
 
 def _has_mark(pid: int, mark: bytes) -> bool:

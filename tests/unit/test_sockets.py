@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from workers.sockets import MAX_SOCKET_PATH, SocketDirectory, sweep
+from workers.errors import ChannelError
+from workers.sockets import LOCK, MAX_SOCKET_PATH, OURS, RUN_FILES, SocketDirectory, Swept, sweep, sweep_all
 
 ROOT = Path(__file__).parent.parent.parent
 OWNER = (
@@ -99,30 +101,117 @@ def test_sweep_names_what_it_removed(base, owner):
     assert sweep(base) == []
     killed.kill()
     killed.wait()
-    assert sweep(base) == [left]
+    assert sweep(base) == [Swept(left, 0)]
     assert sweep(base) == []
 
 
 def test_sweep_leaves_what_is_not_its_own(base):
-    """A directory that is being made (no lock yet), a file, a link, and other names."""
+    """A directory that is being made (no lock yet), a file, a link, other names, and what others have called so."""
+    for name in ("headway-results", "headway-notes"):
+        os.mkdir(os.path.join(base, name))
+    Path(base, "headway-results", LOCK).write_text("of another program")
+    os.mkdir(os.path.join(base, "headway-notes", LOCK))
     os.mkdir(os.path.join(base, "headway-new"))
     os.mkdir(os.path.join(base, "other"))
     open(os.path.join(base, "other", "lock"), "x").close()
     open(os.path.join(base, "headway-file"), "x").close()
     os.symlink(os.path.join(base, "other"), os.path.join(base, "headway-link"))
     assert sweep(base) == []
-    assert sorted(os.listdir(base)) == ["headway-file", "headway-link", "headway-new", "other"]
+    assert sorted(os.listdir(base)) == [
+        "headway-file",
+        "headway-link",
+        "headway-new",
+        "headway-notes",
+        "headway-results",
+        "other",
+    ]
 
 
 def test_directory_whose_maker_was_killed_before_its_lock_had_a_name_is_removed_when_old(base):
     left, kept = os.path.join(base, "headway-left"), os.path.join(base, "headway-kept")
     for path in (left, kept):
         os.mkdir(path)
-        open(os.path.join(path, "lock.new"), "x").close()
+        for name in ("lock.new", "try"):
+            open(os.path.join(path, name), "x").close()
     open(os.path.join(kept, "results"), "x").close()  # no socket directory at all
     sweep(base)
     assert os.path.isdir(left)  # it may be in the making
     for path in (left, kept):
         os.utime(path, (0, 0))
     sweep(base)
-    assert os.listdir(base) == ["headway-kept"] and sorted(os.listdir(kept)) == ["lock.new", "results"]
+    assert os.listdir(base) == ["headway-kept"] and sorted(os.listdir(kept)) == ["lock.new", "results", "try"]
+
+
+def test_processes_of_a_killed_run_go_with_its_directory_and_those_of_others_stay(base, owner):
+    killed, left = owner()
+    _, lives = owner()
+    paths = (left, lives, left + "0")
+    others = [subprocess.Popen(["/bin/sleep", "1000"], env={RUN_FILES: path}, start_new_session=True) for path in paths]
+    try:
+        assert sweep(base) == []
+        killed.kill()
+        killed.wait()
+        assert sweep(base) == [Swept(left, 1)]
+        assert others[0].wait(60) == -signal.SIGKILL
+        assert [one.poll() for one in others[1:]] == [None, None]
+    finally:
+        for one in others:
+            one.kill()
+            one.wait()
+
+
+def test_what_is_left_of_its_processes_goes_when_a_directory_is_closed(base):
+    sockets = SocketDirectory()
+    left = subprocess.Popen(["/bin/sleep", "1000"], env={RUN_FILES: sockets.path}, start_new_session=True)
+    try:
+        sockets.close()
+        assert left.wait(60) == -signal.SIGKILL
+    finally:
+        left.kill()
+        left.wait()
+
+
+def test_directories_are_swept_wherever_they_may_lie(base, owner, monkeypatch):
+    """The killed run had another TMPDIR than this one."""
+    killed, left = owner()
+    killed.kill()
+    killed.wait()
+    with tempfile.TemporaryDirectory(prefix="hw-", dir="/tmp") as other:
+        monkeypatch.setattr(tempfile, "tempdir", other)
+        monkeypatch.setenv("TMPDIR", base)
+        assert Swept(left, 0) in sweep_all()
+
+
+def test_an_error_says_of_each_place_why_there_is_none(base, monkeypatch):
+    """Too long a name, no such place, a file, and one where nothing can be made."""
+    long, nowhere, file = os.path.join(base, "x" * 60), os.path.join(base, "gone"), os.path.join(base, "file")
+    os.mkdir(long)
+    Path(file).write_text("")
+    monkeypatch.setattr("workers.sockets.places", lambda: [long, nowhere, file, "/proc"])
+    with pytest.raises(ChannelError) as caught:
+        SocketDirectory()
+    said = str(caught.value)
+    assert f"{long} has a name of {len(long)} bytes, where a socket's leaves 52; " in said
+    assert (
+        f"{nowhere} can't be used (No such file or directory); {file} can't be used (Not a directory); /proc " in said
+    )
+    assert said.endswith(" Set TMPDIR to a directory with a short name that can be written to.")
+
+
+def test_a_place_without_sockets_is_passed_over(base, monkeypatch):
+    """Some file systems have none: shares of other machines."""
+    other = os.path.join(base, "o")
+    os.mkdir(other)
+    monkeypatch.setattr("workers.sockets.places", lambda: [base, other])
+    bind = socket.socket.bind
+
+    def refuse(self, path):
+        if os.path.dirname(os.path.dirname(path)) == base:
+            raise PermissionError(1, "Operation not permitted")
+        return bind(self, path)
+
+    monkeypatch.setattr("workers.sockets.socket.socket", type("Refusing", (socket.socket,), {"bind": refuse}))
+    sockets = SocketDirectory()
+    assert os.path.dirname(sockets.path) == other and os.listdir(base) == ["o"]
+    assert os.listdir(sockets.path) == [LOCK] and Path(sockets.path, LOCK).read_bytes() == OURS
+    sockets.close()
