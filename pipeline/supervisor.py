@@ -12,11 +12,13 @@ from typing import Any
 
 from pipeline.chat.format import ChatFormat
 from pipeline.config_checks import check_choice, check_class, check_flag, check_integer, check_number, quoted, shown
+from pipeline.endpoint.openai_endpoint import OpenAIEndpoint
 from pipeline.errors import ConfigError, ConfigTypeError, RunError
 from pipeline.events import EventLog
 from pipeline.memory.estimate import HOST
 from pipeline.model_directory import TINY_NAME, TOOL_FORMATS, ModelSource, open_model, open_tiny
 from pipeline.processes.active_run import ActiveRun
+from pipeline.processes.system_limits import refuse_small_limits
 from pipeline.processes.learner_history import LearnerHistory
 from pipeline.processes.worker_pool import WorkerPool
 from pipeline.run_spec import RunSpec
@@ -184,6 +186,7 @@ class Supervisor:
             )
         default = max(1, len(os.sched_getaffinity(0)) // 4)
         num_environment_processes = (spec.environment_processes or default) if env.runs_in_processes else 0
+        refuse_small_limits(spec, num_environment_processes, has_endpoint=isinstance(env, OpenAIEndpoint))
         run = ActiveRun(
             spec,
             env,

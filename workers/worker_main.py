@@ -4,6 +4,7 @@
 module: torch takes seconds to load, in which the process must already die with its parent.
 """
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -18,6 +19,7 @@ from typing import Any
 from shm.errors import HeadwayError
 from workers.channel import WorkerChannel
 from workers.errors import ChannelError
+from workers.limits import MOST_DESCRIPTORS, raise_descriptor_limit, refusal_in_words
 from workers.messages import Failed, Hello, Start, Stop
 
 PR_SET_PDEATHSIG = 1
@@ -28,7 +30,9 @@ Serve = Callable[[WorkerChannel, dict[str, Any]], dict[str, Any] | None]
 
 
 def become_worker(parent: int) -> None:
-    """Die with the parent, be deaf to SIGINT (the supervisor alone decides), leave a trace on a crash."""
+    """Die with the parent, be deaf to SIGINT (the supervisor alone decides), leave a trace on a crash, and have as many
+    descriptors as there may be: users' agents hold connections.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise ChannelError(f"prctl(PR_SET_PDEATHSIG) failed: {os.strerror(ctypes.get_errno())}.")
@@ -36,6 +40,7 @@ def become_worker(parent: int) -> None:
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
+    raise_descriptor_limit(MOST_DESCRIPTORS)
 
 
 def log_to(path: str) -> None:
@@ -77,14 +82,18 @@ def main() -> None:
     except Exception as error:  # the outermost frame: report, then exit
         status = 1
         trace = traceback.format_exc()
-        print(trace, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # on a full disk the message is all that tells
+            print(trace, file=sys.stderr, flush=True)
         why = str(error) if isinstance(error, HeadwayError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, OSError | MemoryError) and not isinstance(error, HeadwayError):
+            why = refusal_in_words(error) or why
         # A user's text may hold half a surrogate pair, which no message can carry: ? instead.
         why, trace = (text.encode("utf-8", "replace").decode("utf-8") for text in (why, trace))
         channel.send(Failed(why=why, details=trace, is_final=isinstance(error, HeadwayError)))
     channel.close()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # the log's disk is full
+        sys.stdout.flush()
+        sys.stderr.flush()
     # Without the interpreter's teardown: mapped blocks and torch's threads need none, and it can hang.
     os._exit(status)
 

@@ -8,9 +8,12 @@ from collections.abc import Iterator
 
 import zmq
 
+from pipeline.errors import RunError
 from pipeline.processes.worker_handle import WorkerHandle
+from workers.limits import open_descriptors, raise_descriptor_limit, refusal_in_words
 from workers.sockets import SocketDirectory
 
+STARTING_DESCRIPTORS = 24  # of the first process: with the socket directory, ZeroMQ's threads, pipes to the new one
 HELD_BACK = (signal.SIGINT, signal.SIGTERM)
 STOP_SECONDS = 5.0  # for all workers together to end in order, then they are killed
 
@@ -34,11 +37,21 @@ class WorkerPool:
         return list(self._handles.values())
 
     def spawn(self, handle: WorkerHandle, log_dir: str) -> None:
-        """Start a process for `handle`."""
-        if self._sockets is None:
-            self._sockets = SocketDirectory()
-            self._context = zmq.Context()
-        handle.spawn(self._context, self._sockets, log_dir)
+        """Start a process for `handle`. Raises RunError when the system does not allow one more."""
+        used = open_descriptors()
+        have = raise_descriptor_limit(used + STARTING_DESCRIPTORS)
+        if have < used + STARTING_DESCRIPTORS:  # asked first: ZeroMQ would abort
+            raise RunError(
+                f"The {handle.name} can't be started: that takes {STARTING_DESCRIPTORS} files, and this process has "
+                f"{used} open of the {have} that it may have; raise that limit (ulimit -Hn)."
+            )
+        try:
+            if self._sockets is None:
+                self._sockets = SocketDirectory()
+                self._context = zmq.Context()
+            handle.spawn(self._context, self._sockets, log_dir)
+        except (OSError, MemoryError) as error:
+            raise RunError(f"The {handle.name} can't be started. {refusal_in_words(error) or error}") from error
 
     def close(self) -> None:
         """Ask all to end, wait, kill what is left, remove the socket directory. Idempotent.
