@@ -126,7 +126,7 @@ class Audit:
             need(all(one.ended < group.ready for one in members), f"group {number} has members that are not ready")
             trained += members
         self.spend("consumed", e["tokens"], trained)
-        ages = sorted((self.version - version, tokens) for one in trained for version, tokens in one.segments)
+        ages = sorted((self.version - version, tokens) for one in trained for version, tokens in one.segments if tokens)
         span = (ages[0][0], ages[-1][0]) if ages else (e["age_min"], e["age_max"])
         need(span == (e["age_min"], e["age_max"]), f"the segments' ages are {span[0]} to {span[1]}")
         old = sum(tokens for age, tokens in ages if age > limit)

@@ -55,15 +55,15 @@ class LoggedGroup:
 
 @dataclass(slots=True)
 class LogState:
-    """seconds: `t` of the last event. num_runs: `run` events; with one to come, so often was the run resumed.
-    has_ended: the last run did so in order. version: the newest that was published. batches: `batch` events. due: what
+    """seconds: `t` of the last event. num_runs: `run` events: what the next one says in `resumed`. status: of the `end`
+    event, if the latest run has one. version: the newest that was published. batches: `batch` events. due: what
     the last of them still lacks. admitted: groups. num_decisions: events that the journal stands behind, and the last
     of them with its group or step. groups: those outstanding.
     """
 
     seconds: float = 0.0
     num_runs: int = 0
-    has_ended: bool = False
+    status: str | None = None
     version: int = 0
     batches: int = 0
     due: Literal["", "optim", "published"] = ""
@@ -93,7 +93,7 @@ class LogState:
         match kind:
             case "run":
                 self.num_runs += 1
-                self.has_ended = False
+                self.status = None
                 self.version = event["version"]
                 self.group_size = event["group_size"]
                 self.discards_stragglers = event["on_stragglers"] == "discard"
@@ -126,7 +126,7 @@ class LogState:
             case "published":
                 self.version, self.due = event["version"], ""
             case "end":
-                self.has_ended = True
+                self.status = event["status"]
 
     def _member(self, event: Mapping[str, Any]) -> LoggedMember:
         members = self.groups[event["group"]].members

@@ -46,6 +46,13 @@ class Recorder:
         self._journal.sync()
         self._events.log("batch", **batch_fields(record))
 
+    def next_file(self) -> int:
+        """Go on in the journal's next file, and return its ordinal. Earlier files may then go (with the checkpoints
+        before this one), so the log must have for good what they tell of.
+        """
+        self._events.sync()
+        return self._journal.begin()
+
     def _record(self, record: Record) -> None:
         self._events.flush()
         self._journal.append(record)

@@ -52,23 +52,10 @@ class Files:
             file.write(self.pending)
         self.pending = b""
 
-    def append(self, record):
-        self.count()
-        Journal.append(self.journal, record)
-        if self.rng.random() < 0.05 and self.writes_left < float("inf"):  # killed before the event
-            self.writes_left = 0
-
     def sync(self):
-        self.journal.sync()
-
-    def sync_log(self):
+        """The log's."""
         self.flush()
         self.log_safe = self.events.stat().st_size
-
-    def begin(self):
-        """What an older file tells of must be in the log for good: that file may go."""
-        self.sync_log()
-        return self.journal.begin()
 
     def die(self):
         """Leave what a death leaves."""
@@ -85,6 +72,21 @@ class Files:
         elif self.rng.random() < 0.5:  # the kill came in the middle of a write
             with open(last, "ab") as file:
                 file.write(self.rng.randbytes(self.rng.randint(1, 60)))
+
+
+class _JournalOf:
+    """The real journal, in which each record is a write that may be the last."""
+
+    def __init__(self, files: Files) -> None:
+        self.files = files
+        self.sync, self.begin = files.journal.sync, files.journal.begin
+
+    def append(self, record):
+        files = self.files
+        files.count()
+        files.journal.append(record)
+        if files.rng.random() < 0.05 and files.writes_left < float("inf"):  # killed before the event
+            files.writes_left = 0
 
 
 class SimulatedRun:
@@ -132,7 +134,7 @@ class SimulatedRun:
         else:
             logged, state, version, resumed = None, RunState(), 0, {}
         files.journal.begin()
-        self.recorder = Recorder(files, files, state)
+        self.recorder = Recorder(_JournalOf(files), files, state)
         self.partial: dict[int, dict[int, Trajectory]] = {}  # members that run or have ended, by group
         self.ended: set[tuple[int, int]] = set()
         self.attempts: dict[tuple[int, int], int] = {}
@@ -157,7 +159,7 @@ class SimulatedRun:
         own |= {"on_stragglers": self.on_stragglers, "groups_per_step": rules.groups_per_step}
         own |= {"group_size": self.size, "admit_ahead": rules.admit_ahead, "oversample_factor": 1.0}
         self.files.log("run", **own, concurrency=9, steps=self.steps, version=version, **resumed)
-        self.files.sync_log()
+        self.files.sync()
 
     def _scheduler(self, state):
         untrained = [*state.ready, *(state.training.groups if state.training else ())]
@@ -215,7 +217,7 @@ class SimulatedRun:
         while self.scheduler.batches < self.steps:
             if self.rng.random() < 0.4 and state.training is None:  # a checkpoint
                 plain = unpack_values(pack_values(state.to_plain()))
-                self.saved = (plain, self.files.begin())
+                self.saved = (plain, self.recorder.next_file())
                 if self.rng.random() < 0.5:
                     self.files.journal.remove_before(self.saved[1])
             for admission in self.scheduler.admit():

@@ -73,7 +73,7 @@ def test_a_log_that_lacks_nothing_stays_as_it_is(tmp_path):
     before = (tmp_path / "events.jsonl").read_bytes()
     state = complete_log(tmp_path, 0)
     assert (tmp_path / "events.jsonl").read_bytes() == before
-    assert (state.num_runs, state.has_ended, state.admitted) == (1, False, run.recorder.state.admitted)
+    assert (state.num_runs, state.status, state.admitted) == (1, None, run.recorder.state.admitted)
     assert state.seconds == events_of(tmp_path)[-1]["t"]
 
 
