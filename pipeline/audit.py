@@ -16,17 +16,18 @@ UNCHANGING = ("max_staleness", "stale_policy", "groups_per_step", "group_size") 
 
 
 class Audit:
-    """One pass over the log. findings: a sentence each; fates: tokens by what the log says became of them."""
+    """One pass over the log. findings: a sentence each; fates, done: tokens, groups by what became of them."""
 
     def __init__(self, lines):
         self.findings, self.groups, self.fates, self.run, self.due, self.ended = [], {}, Counter(), {}, "any", 1
-        self.seconds = self.version = self.batches = self.generated = self.oldest = self.line = self.runs = 0
+        self.seconds = self.version = self.batches = self.generated = self.oldest = self.runs = self.admitted = 0
+        self.line, self.done = 0, Counter(consumed=0, filtered=0, failed=0)
         for self.line, line in enumerate(lines, 1):
             try:
                 self.replay(json.loads(line))
             except (ValueError, LookupError, TypeError, AttributeError) as error:
-                self.need(False, f"malformed, or what it builds on is missing: {type(error).__name__}: {error}")
-        self.fates["outstanding"] = sum(self.tokens(self.unspent(group)) for group in self.having("outstanding"))
+                self.need(False, f"malformed, or of no outstanding group: {type(error).__name__}: {error}")
+        self.fates["outstanding"] = sum(self.tokens(self.unspent(group)) for group in self.groups.values())
         self.need(self.generated == sum(self.fates.values()), f"{self.generated} tokens are not {dict(self.fates)}")
         self.need(self.ended and self.runs, "the last event is not end: the run did not end in order")
 
@@ -34,22 +35,22 @@ class Audit:
         if not holds:
             self.findings.append(f"line {self.line}: {sentence}")
 
-    def having(self, *states):
-        return [group for group in self.groups.values() if group.state in states]
-
     def unspent(self, group):
         return [one for one in group.members.values() if one.state in ("running", "ended")]
 
     def tokens(self, trajectories):
         return sum(tokens for one in trajectories for _, tokens in one.segments)
 
-    def spend(self, fate, tokens, trajectories):
+    def spend(self, fate, tokens, trajectories, groups):
         self.fates[fate] += tokens
         self.need(tokens == (held := self.tokens(trajectories)), f"{tokens} tokens {fate}, but {held} in segments")
         for one in trajectories:
             one.state, one.ended, one.segments = fate, math.inf, [] if fate == "retry" else one.segments
-            spent = sum(other.state in ("consumed", "discarded") for other in one.group.members.values())
-            one.group.state = "consumed" if spent == self.run["group_size"] else one.group.state
+        for group in groups:
+            spent = sum(one.state in ("consumed", "discarded") for one in group.members.values())
+            if fate in ("filtered", "failed") or spent == self.run["group_size"]:
+                self.done["consumed" if fate == "discarded" else fate] += 1
+                del self.groups[group.number]
 
     def replay(self, e):
         kind, need, run, group, one = e["event"], self.need, self.run, None, None
@@ -58,11 +59,10 @@ class Audit:
         need(kind == "run" or (self.due in due and not self.ended), f"{kind} does not belong here: due is {self.due}")
         if kind in (*OF_TRAJECTORY, "ready", "filtered", "failed"):
             group = self.groups[e["group"]]
-            need(group.state == "outstanding", f"{kind} of group {e['group']}, which is {group.state}")
         if kind in OF_TRAJECTORY:
             name, member = e["trajectory"], int(e["trajectory"].partition(".")[2])
             need(name == f"{e['group']}.{member}" and member < run["group_size"], f"there is no trajectory {name}")
-            one = group.members.setdefault(member, Record(state="new", group=group, segments=[], ended=math.inf))
+            one = group.members.setdefault(member, Record(state="new", segments=[], ended=math.inf))
             again = "new retry running" + " ended" * (kind == "retry" and group.ready < one.ended < self.begun)
             once = {"started": "new retry", "segment": "running", "trajectory": "running"}
             need(one.state in once.get(kind, again), f"{kind} of trajectory {name}, which is {one.state}")
@@ -74,12 +74,13 @@ class Audit:
                 need(same and e["version"] == (self.version if run else e["version"]), "no resume of what came before")
                 self.run, self.version, self.runs, self.begun, self.ended = e, e["version"], self.runs + 1, self.line, 0
             case "admitted":
-                need(e["group"] == len(self.groups), f"group {e['group']} is admitted as number {len(self.groups)}")
-                self.groups[e["group"]] = Record(version=e["version"], state="outstanding", ready=0, members={})
+                need(e["group"] == self.admitted, f"group {e['group']} is admitted as number {self.admitted}")
+                self.admitted += 1
+                self.groups[e["group"]] = Record(number=e["group"], version=e["version"], ready=0, members={})
                 step, limit, done = run["groups_per_step"], run["max_staleness"], self.batches - (self.due == "optim")
                 ahead = math.ceil((1 + min(run["admit_ahead"], limit)) * step * run["oversample_factor"])
                 most = min(run["steps"] * step, done * step + min((1 + limit) * step, ahead))
-                kept = len(self.groups) - len(self.having("filtered", "failed"))
+                kept = len(self.groups) + self.done["consumed"]
                 need(kept <= most, f"{kept} groups are admitted, {most} are allowed after {done} batches")
             case "started":
                 one.state, one.pinned, one.segments = "running", e["version"], []
@@ -96,8 +97,7 @@ class Audit:
                 need(once or run["on_stragglers"] == "carry_over", "ready twice or too early")
                 group.ready = self.line
             case "retry" | "discarded" | "filtered" | "failed":
-                self.spend(kind, e["tokens"], [one] if one else self.unspent(group))
-                group.state = group.state if one else kind
+                self.spend(kind, e["tokens"], [one] if one else self.unspent(group), [group])
             case "batch":
                 self.train(e)
             case "optim":
@@ -107,12 +107,11 @@ class Audit:
                 need(e["version"] == self.version + 1, f"version {e['version']} is published after {self.version}")
                 self.version, self.due = e["version"], "any"
             case "end":
-                found = {state: len(self.having(state)) for state in ("consumed", "filtered", "failed", "outstanding")}
-                found |= {"steps": self.batches, "admitted": len(self.groups)}
+                found = dict(self.done, outstanding=len(self.groups), steps=self.batches, admitted=self.admitted)
                 need(found == {key: e[key] for key in found}, f"end disagrees with what came before it: {found}")
                 self.ended = self.line
         if kind in ("admitted", "optim") and run["stale_policy"] == "wait":
-            for rank, version in enumerate(sorted(group.version for group in self.having("outstanding")), 1):
+            for rank, version in enumerate(sorted(group.version for group in self.groups.values()), 1):
                 room = (version + run["max_staleness"] - self.version + (kind == "admitted")) * run["groups_per_step"]
                 need(rank <= room, f"reservation {rank} (version {version}) has only {room} places left in time")
 
@@ -121,11 +120,11 @@ class Audit:
         need((e["step"], e["version"]) == (self.batches + 1, self.version), f"batch {e['step']} is not due")
         for index, number in enumerate(e["groups"]):
             group = self.groups[number]
-            need(group.state == "outstanding" and group.ready, f"group {number} is {group.state} or not ready")
+            need(group.ready, f"group {number} is not ready")
             members = [group.members[m] for m in e["members"][index]] if "members" in e else self.unspent(group)
             need(all(one.ended < group.ready for one in members), f"group {number} has members that are not ready")
             trained += members
-        self.spend("consumed", e["tokens"], trained)
+        self.spend("consumed", e["tokens"], trained, [self.groups[number] for number in set(e["groups"])])
         ages = sorted((self.version - version, tokens) for one in trained for version, tokens in one.segments if tokens)
         span = (ages[0][0], ages[-1][0]) if ages else (e["age_min"], e["age_max"])
         need(span == (e["age_min"], e["age_max"]), f"the segments' ages are {span[0]} to {span[1]}")
@@ -140,7 +139,7 @@ def main(path):
     with open(path, encoding="utf-8", errors="replace") as lines:
         audit = Audit(lines)
     print(f"{path}: {audit.line} events, {audit.batches} batches, ages up to {audit.oldest}, version {audit.version}")
-    print(f"groups {dict(Counter(group.state for group in audit.groups.values()))}, tokens {dict(audit.fates)}")
+    print(f"groups {dict(audit.done)}, {len(audit.groups)} outstanding, tokens {dict(audit.fates)}")
     print(*audit.findings[:20], f"{len(audit.findings)} findings", sep="\n")
     return 1 if audit.findings else 0
 
