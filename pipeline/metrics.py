@@ -151,6 +151,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("groups/filtered", "groups", "given up since the previous step: equal rewards (`zero_variance`)"),
     Metric("throughput/queue_depth", "groups", "finished and not yet trained, after this batch"),
     Metric("evaluation/wait_seconds", "s", "the next evaluation was due while one ran", "with an evaluator"),
+    Metric(
+        "evaluation/retries",
+        "trajectories",
+        "of evaluations, started again since the previous step as those of recovery/retries",
+        "with an evaluator",
+    ),
     # Sampling since the previous step, work on future batches and the caller's own time included.
     Metric("sampling/requests", "requests", "answered"),
     Metric("sampling/prompts", "prompts", "answered: one a request"),

@@ -9,6 +9,7 @@ as it ends; tools in threads are noted for as long as they run, also when nobody
 import asyncio
 import contextvars
 import functools
+import signal
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -49,6 +50,7 @@ class LoopTime:
         self.board.enter_loop(call.request, now - call.used_ns(now), call.method)
 
     def leave(self, call: "CallTime") -> None:
+        end_alarm()
         spent = now_ns() - self._entered_ns
         self.held_ns += spent
         call.own_ns += spent
@@ -57,6 +59,12 @@ class LoopTime:
     def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
         self.board.leave_loop(self.num_calls > 0)
         self._timer = loop.call_later(BEAT_SECONDS, self._beat, loop)
+
+
+def end_alarm() -> None:
+    """No alarm that a step has set outlives it: it would go off in the loop, or in another trajectory's code."""
+    if threading.current_thread() is threading.main_thread() and signal.getitimer(signal.ITIMER_REAL)[0]:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 
 class CallTime:

@@ -10,6 +10,7 @@ make an instance before saying ready). No torch is loaded here.
 
 import asyncio
 import os
+import signal
 from typing import Any, Protocol
 
 from pipeline.environments.activity import ActivityBoard
@@ -122,6 +123,7 @@ def serve(link: Link, config: dict[str, Any]) -> dict[str, Any] | None:
             name=name,
             board=board,
         )
+        _outlive_alarms()
         link.send(Ready(detail={}))
         # Without asyncio.run: at its end it would wait for threads in which users' code may never return.
         loop = asyncio.new_event_loop()
@@ -130,6 +132,14 @@ def serve(link: Link, config: dict[str, Any]) -> dict[str, Any] | None:
         finally:
             loop.close()
     return _next_config(link, ending)
+
+
+def _outlive_alarms() -> None:
+    """One that a tool sets in its thread, where it can't handle it, does not end the process. A function, since what is
+    ignored would be ignored in the processes that users' code starts, too.
+    """
+    if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
+        signal.signal(signal.SIGALRM, lambda *_: None)
 
 
 def _next_config(link: Link, ending: Message) -> dict[str, Any] | None:

@@ -36,11 +36,14 @@ def is_infrastructure(failure: BaseException) -> bool:
     return any((kind.__module__.partition(".")[0], kind.__name__) in _FOREIGN_ROOTS for kind in type(failure).__mro__)
 
 
-def as_text(result: Any) -> str:
-    """What a tool returned, as the model reads it: a string as it is, None as nothing, anything else as JSON."""
-    if isinstance(result, str):
-        return sendable(result)
-    return "" if result is None else sendable(json.dumps(result, ensure_ascii=False))
+def as_text(result: Any, max_chars: int | None) -> str:
+    """What a tool returned, as the model reads it: a string as it is, None as nothing, anything else as JSON. One
+    character more than `max_chars` is enough to see that it is too long; no more is copied.
+    """
+    if result is None:
+        return ""
+    text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+    return sendable(text if max_chars is None else text[: max_chars + 1])
 
 
 async def run_tool_call(env: Any, traj: Any, call: Any) -> str:
@@ -54,7 +57,7 @@ async def run_tool_call(env: Any, traj: Any, call: Any) -> str:
     traj.running_tools.append(call.name)  # stays if this raises: then it names the culprit
     error = None
     try:
-        text = await _answer(env, found, call)
+        text = as_text(await _answer(env, found, call), traj.max_tool_chars)
     except ArgumentError as refused:
         error = sendable(str(refused))
     except Exception as failure:  # a user's tool may raise anything; the model learns what
@@ -66,7 +69,7 @@ async def run_tool_call(env: Any, traj: Any, call: Any) -> str:
     return text if error is None else f"error: {error}"
 
 
-async def _answer(env: Any, found: tuple[ToolSpec, Callable] | None, call: Any) -> str:
+async def _answer(env: Any, found: tuple[ToolSpec, Callable] | None, call: Any) -> Any:
     if call.error is not None:
         raise ArgumentError(call.error)
     if found is None:
@@ -74,5 +77,5 @@ async def _answer(env: Any, found: tuple[ToolSpec, Callable] | None, call: Any) 
     spec, function = found
     arguments = spec.arguments(call.arguments)
     if spec.is_async:
-        return as_text(await function(**arguments))
-    return as_text(await TOOL_THREADS.run(functools.partial(function, **arguments)))
+        return await function(**arguments)
+    return await TOOL_THREADS.run(functools.partial(function, **arguments))

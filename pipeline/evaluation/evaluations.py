@@ -74,6 +74,7 @@ class Evaluations:
         self._version = 0  # of the latest
         self._rows_done = 0  # of the latest
         self._wait_seconds = 0.0
+        self._counters = SamplingCounters()  # what it samples is none of training's
 
     def due(self, batches: int, *, at_end: bool = False) -> bool:
         """Whether `launch` will start one."""
@@ -121,7 +122,7 @@ class Evaluations:
     def take_metrics(self) -> dict[str, float]:
         """Since the last call; see docs/metrics.md."""
         seconds, self._wait_seconds = self._wait_seconds, 0.0
-        return {"evaluation/wait_seconds": seconds}
+        return {"evaluation/wait_seconds": seconds, "evaluation/retries": self._counters.take()["recovery/retries"]}
 
     # --- waiting -------------------------------------------------------------------------------------------------
 
@@ -197,7 +198,7 @@ class Evaluations:
             self._chat,
             rows,
             group_size,
-            RolloutLog(None, SamplingCounters()),  # its tokens are none of training's
+            RolloutLog(None, self._counters),
             concurrency=concurrency,
             pinned=version,
             oldest_first=self._oldest_first,

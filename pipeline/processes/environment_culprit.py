@@ -31,14 +31,17 @@ def judge(
     *,
     now_ns: int,
     limit_ns: int,
+    step_ns: int,
     silence_ns: int,
     busy_threads: Collection[int],
     halted: bool,
 ) -> Verdict | None:
     """None: nothing is to be done. before: the look before this one, some time ago.
 
-    limit_ns: what a call may take, and the grace. silence_ns: how long the loop may stand still. busy_threads: those
-    that used the processor between the looks. halted: somebody has stopped the process (SIGSTOP).
+    limit_ns: what a call may take, and the grace to end in when it is cancelled. step_ns: the same for one that holds
+    the loop, which can't be cancelled, so that nothing is gained by waiting for longer. silence_ns: how long the loop
+    may stand still. busy_threads: those that used the processor between the looks. halted: somebody has stopped the
+    process (SIGSTOP).
     """
     stayed = {*before.beside, before.loop}
     beside = [entry for entry in look.beside if entry in stayed]
@@ -47,12 +50,12 @@ def judge(
     if before.heartbeat_ns != look.heartbeat_ns or silent_ns < min(SILENT_NS, silence_ns):  # the loop runs
         return Verdict(tuple(late), "did not end when it was cancelled", loop_runs=True) if late else None
     in_loop = look.loop if look.loop in stayed else None
-    step_is_late = in_loop is not None and now_ns - in_loop.since_ns > limit_ns
+    step_is_late = in_loop is not None and now_ns - in_loop.since_ns > (limit_ns if halted else step_ns)
     if not step_is_late and silent_ns <= silence_ns:
         return None
     if halted:
         return Verdict((), "was halted for too long")
     holders = [entry for entry in (in_loop, *beside) if entry is not None and entry.thread in busy_threads]
-    late_holders = [entry for entry in holders if now_ns - entry.since_ns > limit_ns]
+    late_holders = [entry for entry in holders if now_ns - entry.since_ns > (step_ns if entry is in_loop else limit_ns)]
     blamed = late_holders or holders or ([in_loop] if in_loop is not None else late)
     return Verdict(tuple(blamed), "could not be cancelled" if blamed else "stood still")

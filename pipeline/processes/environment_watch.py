@@ -19,6 +19,7 @@ from workers.errors import WorkerDied
 from workers.process import is_halted, processor_ticks
 
 GRACE_SECONDS = 10.0  # beyond environment_timeout: more than a host gives a call that it has cancelled
+STEP_GRACE_SECONDS = 1.0  # for a call that holds its host's loop, so that nobody can cancel it
 
 
 class EnvironmentWatch:
@@ -68,6 +69,7 @@ class EnvironmentWatch:
                     look,
                     now_ns=now_ns(),
                     limit_ns=round((self._timeout + GRACE_SECONDS) * 1e9),
+                    step_ns=round((self._timeout + min(STEP_GRACE_SECONDS, GRACE_SECONDS)) * 1e9),
                     silence_ns=round((self._silence + GRACE_SECONDS) * 1e9),
                     busy_threads=_busiest(ticks_before, ticks),
                     halted=is_halted(pid),

@@ -59,13 +59,14 @@ def rows(directory, *questions):
     ]
 
 
-def trainer(model, run_dir, endpoint, trained=None, *, budget=None, concurrency=4, **options):
+def trainer(model, run_dir, endpoint, trained=None, *, budget=None, concurrency=4, max_retries=2, **options):
     """trained: a list that gets every trajectory that is trained."""
     engine = rl.RolloutEngine(
         model,
         env=endpoint,
         schedule=rl.Schedule(concurrency=concurrency),
         budget=budget or rl.Budget(max_context_tokens=2048),
+        max_retries=max_retries,
     )
     defaults = {"groups_per_step": 1, "group_size": 2, "max_staleness": 1}
     return rl.AsyncTrainer(
@@ -324,7 +325,7 @@ def test_agents_whose_process_dies_start_again_with_another_token(model, tmp_pat
 def test_an_agent_that_lets_no_other_run_costs_its_own_group(model, tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.processes.environment_watch.GRACE_SECONDS", 0.5)
     monkeypatch.setattr(rl.OpenAIEndpoint, "silence_timeout", lambda endpoint, timeout: 4.0)
-    options = {"on_failure": "replace", "max_staleness": 0}
+    options = {"on_failure": "replace", "max_staleness": 0, "max_retries": 0}
     trained, metrics = run_agent(model, tmp_path, "spinning", **options)
     assert by_ids(map(sampled, trained)) == by_ids(given(tmp_path)) and {one.group for one in trained} == {1}
     (failed,) = events_of(tmp_path / "run", "failed")

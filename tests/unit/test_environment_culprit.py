@@ -15,13 +15,14 @@ def entry(request, seconds, thread=MAIN, method="reward"):
     return Entry(request, NOW - seconds * SECOND, method, thread)
 
 
-def verdict(look, before=None, busy=(), halted=False, silence=LIMIT):
+def verdict(look, before=None, busy=(), halted=False, silence=LIMIT, step=LIMIT):
     """before: an earlier look, this one by default."""
     return judge(
         look if before is None else before,
         look,
         now_ns=NOW,
         limit_ns=LIMIT,
+        step_ns=step,
         silence_ns=silence,
         busy_threads=set(busy),
         halted=halted,
@@ -53,6 +54,16 @@ def test_a_step_that_does_not_end_is_blamed_on_its_call():
     found = verdict(silent(9, loop=entry(1, 9)))
     assert [one.request for one in found.blamed] == [1] and not found.loop_runs
     assert verdict(silent(3, loop=entry(1, 9))).blamed == found.blamed  # it had used time before this step
+
+
+def test_a_step_that_holds_the_loop_is_not_given_the_time_to_be_cancelled_in():
+    look = silent(5, loop=entry(1, 5))
+    assert verdict(look) is None and verdict(look, step=4 * SECOND).blamed == (look.loop,)
+    assert verdict(silent(2, loop=entry(1, 5)), step=4 * SECOND) is None  # the loop may have gone on
+    assert verdict(look, step=4 * SECOND, halted=True) is None  # it is not the call that takes so long
+    waiting = entry(2, 5, FIRST)
+    found = verdict(silent(5, loop=entry(1, 5), beside=[waiting]), busy=[MAIN, FIRST], step=4 * SECOND)
+    assert [one.request for one in found.blamed] == [1]
 
 
 def test_a_short_silence_counts_where_calls_are_short():
@@ -98,6 +109,7 @@ def test_an_agent_may_take_long_but_not_hold_the_loop():
         silent(9, loop=entry(1, 9)),
         now_ns=NOW,
         limit_ns=10**18,
+        step_ns=10**18,
         silence_ns=LIMIT,
         busy_threads=set(),
         halted=False,
