@@ -16,6 +16,10 @@ FILES = {
     "rewards.py": """
 def score(text, row):
     return float(len(text) % 7) + float(row["answer"]) / 100
+
+
+def down(text, row):
+    raise RuntimeError("the service is down")
 """,
     "my_envs.py": '''
 import pipeline as rl
@@ -119,6 +123,15 @@ def test_a_reward_on_a_file_trains_and_its_held_out_rows_are_measured_again(kept
     assert "6 trajectories on 3 held-out rows of rewards.py:score, version 2 of" in out
     (again,) = RunFiles(project / "again").lines("eval.jsonl")
     assert again["reward_mean"] == evaluation["reward_mean"]  # the same rows, the same weights, the same noise
+
+
+def test_a_reward_that_always_fails_is_no_end_of_data(kept, project):
+    """HR40: tried three times, then the run fails with its error and says so."""
+    own = ("--data", "train.jsonl", "--reward", "rewards.py:down", "--steps", "5", "--run-dir", "down")
+    code, out, err = kept.command(project, "run", "--model", "model", *own, *QUICK, *SMALL, "--device", "cpu")
+    assert code == 1 and "RuntimeError: the service is down" in err and "at its attempt 3 (max_retries = 2)" in err
+    run = RunFiles(project / "down")
+    assert run.events("end")[0]["status"] == "failed" and len(run.events("retry")) >= 2 and "Traceback" not in out + err
 
 
 def test_environments_are_mixed_by_weight(kept, project):
