@@ -47,6 +47,17 @@ class Step:
     metrics: dict[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class _Stepping:
+    """A batch from its record on. metrics: of the batch itself; started, selected: by the loop's clock."""
+
+    record: BatchRecord
+    groups: Sequence[Group]
+    metrics: dict[str, float]
+    started: float
+    selected: float
+
+
 class TrainingLoop:
     """One run's batches, one `step` after the other."""
 
@@ -93,7 +104,7 @@ class TrainingLoop:
             ended_by=self._ended_by,
         )
         self._training = 0  # the batch that the learner has; 0: none
-        self._stepping: Batch | None = None  # the latest that the learner was asked to step with
+        self._stepping: _Stepping | None = None  # the latest batch whose record is whole
 
     def request_stop(self) -> None:
         """End after the update that has begun; a wait for the next batch ends at once, with Stopped."""
@@ -110,14 +121,11 @@ class TrainingLoop:
         return "" if culprit is None else culprit.detail
 
     async def settle(self) -> Step | None:
-        """In a run that was cut off in an update: count it, when the learner has answered. Returns what is known of it;
-        None if there was no such update. Raises WorkerDied, or RunError after a time.
+        """In a run that was cut off in an update: count it, when the learner has answered. Returns what it did; None if
+        there was no such update. Raises WorkerDied, or RunError after a time.
         """
         metrics = await self._updates.settle()
-        if metrics is None:
-            return None
-        self._commit(self._stepping, updated=True)
-        return Step(self._scheduler.batches, self._scheduler.version, metrics)
+        return None if metrics is None else self._finish(self._stepping, metrics)
 
     async def step(self) -> Step:
         """One batch. Raises Stopped, or what ended the run."""
@@ -192,18 +200,15 @@ class TrainingLoop:
         """The batch's update, and what it did. rest: the rows that the learner does not have yet; slot: of the new
         version, None if nothing has a gradient.
         """
-        n, batch = record.step, Batch(record.groups, record.members)
-        self.received.consume(batch)
-        metrics |= {
-            "train/updated": int(record.updated),
-            "train/gradient_scale": record.gradient_scale,
-            "train/lr": record.lr,
-        }
+        n = record.step
+        self.received.consume(Batch(record.groups, record.members))
+        self._stepping = _Stepping(record, groups, metrics, started, selected)
+        found: dict[str, float] = {}
         if slot is not None:
             for rows in rest:
                 await self._submit(n, rows)
-            self._training, self._stepping = n, batch
-            metrics |= await self._updates.step(
+            self._training = n
+            found = await self._updates.step(
                 n,
                 slot=slot,
                 groups=record.groups,
@@ -212,20 +217,27 @@ class TrainingLoop:
                 gradient_scale=record.gradient_scale,
             )
             self._training = 0
-        metrics["train/backward_chunks"] = self._updates.num_chunks
-        self._commit(batch, record.updated)
-        self.intake.write_reservations()
-        now = self._clock()
-        metrics |= timing(metrics, batch_seconds=now - started, seconds=now - selected)
-        metrics |= self._metrics.take(groups)
-        if self._mix is not None:
-            metrics |= mix_metrics(self._mix, groups)
-        return Step(n, self._scheduler.version, metrics)
+        return self._finish(self._stepping, found)
 
-    def _commit(self, batch: Batch, updated: bool) -> None:
-        """The batch is trained."""
-        self._scheduler.commit(batch, updated)
+    def _finish(self, stepping: "_Stepping", found: dict[str, float]) -> Step:
+        """The batch is trained. found: the learner's metrics, if it was an update."""
+        record = stepping.record
+        self._scheduler.commit(Batch(record.groups, record.members), record.updated)
         self._recorder.state.finish_batch()
+        self.intake.write_reservations()
+        metrics = stepping.metrics | {
+            "train/updated": int(record.updated),
+            "train/gradient_scale": record.gradient_scale,
+            "train/lr": record.lr,
+            "train/backward_chunks": self._updates.num_chunks,
+            **found,
+        }
+        now = self._clock()
+        metrics |= timing(metrics, batch_seconds=now - stepping.started, seconds=now - stepping.selected)
+        metrics |= self._metrics.take(stepping.groups)
+        if self._mix is not None:
+            metrics |= mix_metrics(self._mix, stepping.groups)
+        return Step(record.step, self._scheduler.version, metrics)
 
     def _check_goes_on(self) -> None:
         if (error := self._ended_by()) is not None:

@@ -38,7 +38,7 @@ class Updates:
     def __init__(self, run: ActiveRun, clock: Callable[[], float]) -> None:
         self._run = run
         self._clock = clock
-        self._batch, self._began = 0, 0.0  # of the latest step
+        self._batch, self._began, self._gradient_scale = 0, 0.0, 1.0  # of the latest step
         self.begin()
 
     def begin(self, due: str = "optim") -> None:
@@ -71,7 +71,7 @@ class Updates:
         """The gate, the step, the new weights in their slot. Returns the learner's metrics."""
         run, version = self._run, self._run.slots.committed
         # The step follows at once: the learner works in order, and needs no word from here in between.
-        self._batch, self._began = batch, self._clock()
+        self._batch, self._began, self._gradient_scale = batch, self._clock(), gradient_scale
         published = await run.learner.optim_step(
             batch,
             from_version=version,
@@ -87,14 +87,16 @@ class Updates:
 
     async def settle(self) -> dict[str, float] | None:
         """When `step` was cut off, by a cancellation or by the run's failure: wait for the learner's answer, and note
-        the update as any other. Returns the learner's metrics; None if there was no such update. Raises WorkerDied, or
-        RunError after a time.
+        the update as any other. Returns the learner's metrics, without those of gradients that nobody was told of;
+        None if there was no such update. Raises WorkerDied, or RunError after a time.
         """
         published = await self._run.learner.settle()
         if published is None:
             return None
         self._note(published)
-        return _without_bytes(published.metrics)
+        told = [(future, counts) for future, counts in self._chunks if future.done() and not future.cancelled()]
+        chunks = [(future.result(), counts) for future, counts in told if future.exception() is None]
+        return merge_chunks(chunks, self._gradient_scale) | _without_bytes(published.metrics)
 
     def _note(self, published: Published) -> None:
         """The new version, in the log and for whoever samples."""
