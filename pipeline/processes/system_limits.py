@@ -1,4 +1,4 @@
-"""What a run needs that a process may have only so much of, compared with what it may have before any process starts."""
+"""What a run needs that a process may have only so much of, compared with that before any process starts."""
 
 from pipeline.errors import ConfigError
 from pipeline.processes.run_blocks import BATCH_QUEUE_BYTES, REQUEST_QUEUE_BYTES, reply_queue_bytes
