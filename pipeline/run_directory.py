@@ -5,7 +5,8 @@ events.jsonl    the audit log (events.py)
 metrics.jsonl   one line per batch
 samples.jsonl   some trajectories of each batch with their conversations (log_samples)
 eval.jsonl      one line per evaluation, with an evaluator
-checkpoints/    the weights that the run ended with (checkpoints.py)
+checkpoints/    weights, optimizer and trainer's state, each one whole (checkpoints/)
+live.json       while the run goes on: whose it is, locked (run_lock.py)
 logs/           one file per process
 """
 

@@ -27,6 +27,7 @@ from pipeline.make_spec import make_rules, make_spec
 from pipeline.model_directory import ModelSource
 from pipeline.rollouts.rollout_engine import RolloutEngine
 from pipeline.run_directory import make_default_run_dir, make_run_dir, one_run_dir
+from pipeline.run_lock import RunLock
 from pipeline.run_spec import RunSpec
 from pipeline.schedule import ScheduleRules
 from pipeline.trainer_config import TrainerConfig
@@ -120,21 +121,22 @@ class AsyncTrainer:
             "model": source.describe() | {"compute_dtype": self.engine.model.dtype},
             "rows": {"number": len(rows), "digest": rows_digest(rows)},
         }
-        resumption = None
         if resume is not None:
             directory = find_run(resume, description)
-            resumption = read_resumption(directory)
         elif self.run_dir is None:
             directory = make_default_run_dir(self.config.mode, time.localtime(), description)
         else:
             directory = make_run_dir(self.run_dir, description)
         self.run_directory = directory
-        self.was_complete = resumption is not None and resumption.is_complete(steps, self._evaluator)
-        if self.was_complete:
-            return
-        # What exists now (modules, rows) outlives the run: walking it in every collection cost a tenth of this process.
-        gc.freeze()
+        lock = RunLock(directory)
         try:
+            resumption = read_resumption(directory) if resume is not None else None
+            self.was_complete = resumption is not None and resumption.is_complete(steps, self._evaluator)
+            if self.was_complete:
+                return
+            # What exists now (modules, rows) outlives the run: walking it in every collection cost a tenth of this
+            # process.
+            gc.freeze()
             with (
                 closing(Journal(directory)) as journal,
                 closing(_open_events(directory, resumption)) as events,
@@ -173,6 +175,7 @@ class AsyncTrainer:
                     async for step in trained:
                         yield step
         finally:
+            lock.close()
             gc.unfreeze()
 
     def check(self, rows: Sequence[dict[str, Any]], steps: int) -> None:

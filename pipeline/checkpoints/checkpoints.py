@@ -11,6 +11,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -100,11 +101,11 @@ class Checkpoints:
         begun with it. Raises CheckpointError when it can't be made; may_fail: warns instead. Nothing is left of it
         then, and older ones are as they were.
         """
-        if self.has(version):
-            return
         packed = pack_state(state)
-        self._tried = version
         try:
+            if self.has(version):
+                return
+            self._tried = version
             await self._save(run, version, packed, state[JOURNAL])
         except CheckpointError as error:
             if not may_fail:
@@ -184,8 +185,9 @@ class Checkpoints:
     def _begin(self, temporary: Path, state: bytes) -> None:
         """Everything that the learner doesn't write."""
         self._folder.mkdir(exist_ok=True)
-        for leftover in self._folder.glob(TEMPORARY + "*"):
-            remove(leftover)
+        for name in os.listdir(self._folder):
+            if name.startswith(TEMPORARY):
+                remove(self._folder / name)
         require_space(self._folder, self._needed(state))
         write_files(temporary, {**self._files, STATE: state})
 
@@ -193,10 +195,13 @@ class Checkpoints:
         """The marker, then the name."""
         write_file(temporary / MARKER, marker)
         sync_directory(temporary)
+        broken = self._folder / f"{TEMPORARY}broken-{final.name}"
         if os.path.lexists(final):  # an incomplete one
-            os.rename(final, self._folder / f"{TEMPORARY}broken-{final.name}")
+            os.rename(final, broken)
         os.rename(temporary, final)
         sync_directory(self._folder)
+        with suppress(OSError):  # the next save tries again
+            remove(broken)
 
 
 async def _in_thread(function: Callable[[], Value]) -> Value:

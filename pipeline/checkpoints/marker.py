@@ -46,10 +46,14 @@ def pack_state(state: Mapping[str, Any]) -> bytes:
 
 
 def make_marker(directory: Path, version: int, state: bytes, journal: int) -> bytes:
-    """For what `directory` holds now."""
+    """For what `directory` holds now. Raises OSError."""
+
+    def fail(error: OSError) -> None:  # os.walk would leave out what it can't read
+        raise error
+
     files = {
         os.path.relpath(os.path.join(folder, name), directory): os.path.getsize(os.path.join(folder, name))
-        for folder, _, names in os.walk(directory)
+        for folder, _, names in os.walk(directory, onerror=fail)
         for name in names
     }
     marker = Marker(version, journal, dict(sorted(files.items())), zlib.crc32(state))

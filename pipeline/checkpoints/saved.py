@@ -14,10 +14,11 @@ from pipeline.beside_weights import CONFIG
 from pipeline.checkpoints.marker import Incomplete, Marker, check_complete, read_state
 from pipeline.config_checks import warn
 from pipeline.errors import ConfigError
+from workers.errors import CheckpointError
 from workers.model_files.tensor_files import other_weights
 
 FOLDER = "checkpoints"
-_NAME = re.compile(r"version-([0-9]{1,10})")
+_NAME = re.compile(r"version-(0|[1-9][0-9]{0,9})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +51,20 @@ def complete_checkpoints(run_dir: Path | str) -> list[SavedCheckpoint]:
 
 
 def find_checkpoints(run_dir: Path | str) -> tuple[list[SavedCheckpoint], dict[int, str]]:
-    """(complete ones, newest first; of the others, by version, what they lack)."""
-    paths = [(int(match[1]), path) for path in Path(run_dir, FOLDER).glob("*") if (match := _NAME.fullmatch(path.name))]
+    """(complete ones, newest first; of the others, by version, what they lack). Raises CheckpointError when the folder
+    can't be read.
+    """
+    folder = Path(run_dir, FOLDER)
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        names = []
+    except OSError as error:
+        raise CheckpointError(f"{folder} can't be read: {error.strerror}; make it readable.") from error
     found, broken = [], {}
-    for version, path in sorted(paths, reverse=True):
+    by_version = {int(match[1]): name for name in names if (match := _NAME.fullmatch(name))}
+    for version, name in sorted(by_version.items(), reverse=True):
+        path = folder / name
         try:
             found.append(SavedCheckpoint(version, path, check_complete(path, version)))
         except Incomplete as error:

@@ -20,6 +20,7 @@ from pipeline.commands.workload_options import absolute_sources, default_task, w
 from pipeline.config import (
     Adam,
     Budget,
+    Checkpointing,
     Cosine,
     ForwardBackwardBatch,
     GroupCompletion,
@@ -111,6 +112,7 @@ def _check_evaluation(values: Mapping[str, Any], given: Mapping[str, Given]) -> 
         "eval_rows": evaluates,
         "eval_final_group_size": evaluates,
         "eval_group_size": bool(every),
+        "keep_best": evaluates,
     }
     for name, has_effect in needs.items():
         if name in given and not has_effect:
@@ -142,6 +144,7 @@ def build(values: Mapping[str, Any], tables: tuple[EnvironmentTable, ...] = ()) 
         loss=_loss(values.get("loss", "cispo"), parts),
         completion=GroupCompletion(**({"min_members": min(2, values["group_size"])} | completion)),
         truncation=make_truncation(**parts[Truncation]),
+        checkpointing=Checkpointing(**parts[Checkpointing]),
         forward_backward_batch=ForwardBackwardBatch(**overlap) if overlap else "auto",
         **parts[TrainerConfig],
     )

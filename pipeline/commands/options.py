@@ -12,6 +12,7 @@ from pipeline.commands.workload_config import EnvironmentTable, WorkloadConfig
 from pipeline.config import (
     Adam,
     Budget,
+    Checkpointing,
     Cosine,
     ForwardBackwardBatch,
     GroupCompletion,
@@ -138,6 +139,7 @@ EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
         ("sampling_policy", "environment_timeout", "environment_processes", "max_retries", "trajectory_timeout"),
     ),
     (KVCache, ("max_staleness", "on_limit", "allow_reprefill")),
+    (Checkpointing, ("weights_every", "keep", "keep_best")),
 )
 
 # Options of features that come later, and what to do until then.

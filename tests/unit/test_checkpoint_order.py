@@ -2,19 +2,10 @@
 
 import asyncio
 import os
-import time
 from pathlib import Path
 
 from pipeline.checkpoints import checkpoints
-from pipeline.checkpoints.checkpoints import Checkpoints
-from pipeline.config import Checkpointing
-from pipeline.events import EventLog
-
-
-class FakeRun:
-    async def save_weights(self, version, path, optimizer_path):
-        Path(path).write_bytes(b"weights")
-        Path(optimizer_path).write_bytes(b"optimizer's state")
+from tests.fake_learner import WRITTEN, FakeRun, open_checkpoints
 
 
 def test_files_and_directory_are_synced_before_the_name_is_given_and_the_name_after(tmp_path, monkeypatch):
@@ -35,29 +26,24 @@ def test_files_and_directory_are_synced_before_the_name_is_given_and_the_name_af
 
     monkeypatch.setattr(os, "fsync", noting(os.fsync, "sync", of_descriptor))
     monkeypatch.setattr(os, "rename", noting(os.rename, "rename", relative))
-    events = EventLog(tmp_path / "events.jsonl", time.monotonic)
-    made = Checkpoints(tmp_path, {"config.json": b"{}", "more/notes.txt": b"x"}, events, Checkpointing())
+    made = open_checkpoints(tmp_path)
     asyncio.run(made.save(FakeRun(), 3, {"journal": 1}))
-    events.close()
     temporary = f"checkpoints/{checkpoints.TEMPORARY}version-3"
     renamed = done.index(("rename", temporary))
     before, after = done[:renamed], done[renamed + 1 :]
     names = ("config.json", "more/notes.txt", "more", "state.msgpack")
     assert {("sync", f"{temporary}/{name}") for name in names} <= set(before)
     assert before[-2:] == [("sync", f"{temporary}/complete.msgpack"), ("sync", temporary)]  # behind the weights
-    assert after[0] == ("sync", "checkpoints")
+    assert after == [("sync", "checkpoints")]
     assert made.latest == tmp_path / "checkpoints" / "version-3"
-    found = ["complete.msgpack", "config.json", "model.safetensors", "more", "optimizer.safetensors", "state.msgpack"]
-    assert sorted(os.listdir(made.latest)) == found
+    assert {str(path.relative_to(made.latest)) for path in made.latest.rglob("*") if path.is_file()} == WRITTEN
 
 
 def test_the_learner_is_told_an_absolute_place_also_after_a_change_of_directory(tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
-    events = EventLog(tmp_path / "events.jsonl", time.monotonic)
-    made = Checkpoints(Path("run"), {}, events, Checkpointing())
+    made = open_checkpoints(Path("run"))
     monkeypatch.chdir(tmp_path / "elsewhere")
     asyncio.run(made.save(FakeRun(), 0, {"journal": 0}))
-    events.close()
-    assert (tmp_path / "run/checkpoints/version-0/model.safetensors").read_bytes() == b"weights"
+    assert (tmp_path / "run/checkpoints/version-0/model.safetensors").read_bytes() == b"weights of 0"

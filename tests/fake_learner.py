@@ -1,0 +1,27 @@
+"""The learner's part of a checkpoint without a learner, for tests of the supervisor's part."""
+
+import time
+from pathlib import Path
+
+from pipeline.checkpoints.checkpoints import Checkpoints
+from pipeline.config import Checkpointing
+from pipeline.events import EventLog
+from pipeline.processes.learner_history import OPTIMIZER
+from workers.model_files.tensor_files import SINGLE
+
+FILES = {"config.json": b"{}", "more/notes.txt": b"x"}
+WRITTEN = {SINGLE, OPTIMIZER, "config.json", "more/notes.txt", "state.msgpack", "complete.msgpack"}
+
+
+class FakeRun:
+    """Its files tell the version."""
+
+    async def save_weights(self, version: int, path: str, optimizer_path: str) -> None:
+        Path(path).write_bytes(b"weights of %d" % version)
+        Path(optimizer_path).write_bytes(b"optimizer of %d" % version)
+
+
+def open_checkpoints(run_dir: Path, files=FILES, **options) -> Checkpoints:
+    """Of a run in `run_dir`; options: of Checkpointing."""
+    events = EventLog(run_dir / "events.jsonl", time.monotonic)
+    return Checkpoints(run_dir, files, events, Checkpointing(**options), learner_bytes=1000)

@@ -1,0 +1,357 @@
+"""Saves that a kill, the disk or a person cuts short: what was saved before is as it was, and the next save works."""
+
+import asyncio
+import errno
+import itertools
+import json
+import os
+import shutil
+import sys
+import warnings
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from pipeline.checkpoints.saved import complete_checkpoints, find_checkpoints
+from pipeline.config_checks import ConfigWarning
+from tests.fake_learner import WRITTEN, FakeRun, open_checkpoints
+from workers.errors import CheckpointError
+
+FILE_CALLS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.listdir", "os.scandir"}
+
+
+def save(made, version, run=None, **options):
+    asyncio.run(made.save(run or FakeRun(), version, {"journal": version, "of": version}, **options))
+
+
+def versions(run_dir):
+    """Of the complete ones, newest first, each with all that was written of its version."""
+    found, broken = find_checkpoints(run_dir)
+    assert not broken
+    for one in found:
+        assert set(one.marker.files) | {"complete.msgpack"} == WRITTEN
+        assert (one.path / "model.safetensors").read_bytes() == b"weights of %d" % one.version
+        assert one.state()["of"] == one.version == one.journal
+    return [one.version for one in found]
+
+
+def entries(run_dir):
+    return sorted(os.listdir(run_dir / "checkpoints"))
+
+
+def count_file_calls(run_dir, act, stop_at=None, stop=None):
+    """How often `act` asks the system for anything in the run directory; `stop` is called in place of one call."""
+    calls = itertools.count(1)
+    fsync = os.fsync
+    watching = True
+
+    def hook(event, arguments):
+        if watching and event in FILE_CALLS:
+            place = str(arguments[0])  # relative in rmtree, which goes from descriptor to descriptor
+            if place.startswith(str(run_dir)) or not place.startswith("/"):
+                one_more()
+
+    def one_more():
+        if next(calls) == stop_at:
+            stop()
+
+    def counted(descriptor):
+        one_more()
+        fsync(descriptor)
+
+    sys.addaudithook(hook)  # can't be taken away again: this is for a process that ends soon
+    os.fsync = counted
+    try:
+        act()
+    finally:
+        watching = False
+        os.fsync = fsync
+    return next(calls) - 1
+
+
+def in_a_fork(act):
+    """What `act` returns in a forked process (a small int); None if it was killed there."""
+    pid = os.fork()
+    if pid == 0:
+        code = 255
+        try:
+            code = act()
+        finally:
+            os._exit(code)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert status != 255, "the forked process failed"
+    return None if status == 254 else status
+
+
+def test_a_kill_at_any_call_leaves_a_whole_checkpoint_and_the_next_save_works(tmp_path):
+    whole = calls_of_a_save(fresh(tmp_path))
+    assert whole > 20
+    outcomes = set()
+    for number in range(1, whole + 1):
+        run_dir = fresh(tmp_path)
+        made = open_checkpoints(run_dir)
+        save(made, 1)
+
+        def killed(run_dir=run_dir, made=made, number=number):
+            return count_file_calls(run_dir, lambda: save(made, 2), number, lambda: os._exit(254))
+
+        assert in_a_fork(killed) is None
+        found = versions(run_dir)
+        assert found in ([1], [2, 1])
+        outcomes.add(tuple(found))
+        save(open_checkpoints(run_dir), 3)
+        assert versions(run_dir) == [3, *found]
+        assert not [name for name in entries(run_dir) if name.startswith(".tmp")]
+    assert outcomes == {(1,), (2, 1)}
+
+
+def test_a_call_that_fails_anywhere_leaves_nothing_of_the_save(tmp_path):
+    def fail():
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def failing(run_dir, made, number):
+        try:
+            count_file_calls(run_dir, lambda: save(made, 2), number, fail)
+        except CheckpointError as error:
+            assert "Input/output error" in str(error)
+            return 1
+        except OSError:  # of the log of events, which is none of ours, or of Python itself
+            return 2
+        return 0
+
+    outcomes = []
+    for number in range(1, calls_of_a_save(fresh(tmp_path)) + 1):
+        run_dir = fresh(tmp_path)
+        made = open_checkpoints(run_dir)
+        save(made, 1)
+        outcomes.append(in_a_fork(partial(failing, run_dir, made, number)))
+        found = versions(run_dir)
+        assert found in ([1], [2, 1])
+        save(open_checkpoints(run_dir), 3)
+        assert versions(run_dir)[0] == 3
+        assert not [name for name in entries(run_dir) if name.startswith(".tmp")]
+    assert outcomes.count(1) > 10
+
+
+def calls_of_a_save(run_dir):
+    made = open_checkpoints(run_dir)
+    save(made, 1)
+    return in_a_fork(lambda: count_file_calls(run_dir, lambda: save(made, 2)))
+
+
+numbers = itertools.count()
+
+
+def fresh(tmp_path):
+    run_dir = tmp_path / f"run-{next(numbers)}"
+    run_dir.mkdir()
+    return run_dir
+
+
+# --- disks ------------------------------------------------------------------------------------------------------------
+
+
+class FullRun(FakeRun):
+    async def save_weights(self, version, path, optimizer_path):
+        Path(path).write_bytes(b"half")
+        raise CheckpointError(f"{path} has 5 bytes free, and 4,000 are to be written; make room.")
+
+
+def test_a_periodic_save_without_room_warns_and_the_run_goes_on(tmp_path, monkeypatch):
+    made = open_checkpoints(tmp_path, weights_every=5)
+    save(made, 0)
+    usage = shutil.disk_usage(tmp_path)
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "disk_usage", lambda path: usage._replace(free=900))
+        assert made.due(5)
+        with pytest.warns(ConfigWarning) as caught:
+            save(made, 5, may_fail=True)
+        (warning,) = caught
+        assert "has 900 bytes free, and 1,0" in str(warning.message)
+        assert "saves at 10 next" in str(warning.message) and "version-0 is as it was" in str(warning.message)
+        assert not made.due(6) and made.due(10)
+        with pytest.raises(CheckpointError, match="has 900 bytes free, and 1,0"):
+            save(made, 6)
+    assert versions(tmp_path) == [0] and entries(tmp_path) == ["version-0"]
+    assert made.latest == tmp_path / "checkpoints" / "version-0"
+    save(made, 10)
+    assert versions(tmp_path) == [10, 0]
+
+
+def test_a_disk_that_the_learner_finds_full_leaves_nothing_half_written(tmp_path):
+    made = open_checkpoints(tmp_path)
+    with pytest.warns(ConfigWarning, match="there is none yet"):
+        save(made, 3, FullRun(), may_fail=True)
+    assert entries(tmp_path) == [] and made.latest is None
+    with pytest.raises(CheckpointError, match="has 5 bytes free, and 4,000"):
+        save(made, 4, FullRun())
+
+
+def test_a_disk_that_fills_up_meanwhile_is_told_with_need_and_have(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CheckpointError, match=r"has [\d,]+ bytes free, and 1,0\d\d are to be written; make room"):
+        save(open_checkpoints(tmp_path), 3)
+    assert entries(tmp_path) == []
+
+
+def test_other_deaths_than_the_disks_are_no_warning(tmp_path):
+    class Broken(FakeRun):
+        async def save_weights(self, version, path, optimizer_path):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        save(open_checkpoints(tmp_path), 3, Broken(), may_fail=True)
+    assert entries(tmp_path) == []
+
+
+# --- what is there already ---------------------------------------------------------------------------------------
+
+
+def test_a_version_is_saved_once(tmp_path):
+    made = open_checkpoints(tmp_path)
+    save(made, 2)
+    asyncio.run(made.save(FullRun(), 2, {"journal": 9}))
+    assert versions(tmp_path) == [2]
+    assert len((tmp_path / "events.jsonl").read_text().splitlines()) <= 1
+
+
+def test_an_incomplete_one_is_made_anew(tmp_path):
+    made = open_checkpoints(tmp_path)
+    save(made, 2)
+    (made.latest / "optimizer.safetensors").unlink()
+    with pytest.warns(ConfigWarning, match="optimizer.safetensors is missing"):
+        again = open_checkpoints(tmp_path)
+    assert again.latest is None and again.due(2)
+    save(again, 2)
+    assert versions(tmp_path) == [2] and entries(tmp_path) == ["version-2"]
+
+
+def test_links_in_the_place_of_leftovers_lose_only_themselves(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "precious").write_text("x")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / ".tmp-version-2").symlink_to(tmp_path / "elsewhere")
+    save(open_checkpoints(tmp_path), 2)
+    assert versions(tmp_path) == [2] and entries(tmp_path) == ["version-2"]
+    assert (tmp_path / "elsewhere" / "precious").read_text() == "x"
+
+
+def test_checkpoints_may_lie_on_another_disk(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "disk")
+    made = open_checkpoints(tmp_path / "run", keep=1)
+    save(made, 2)
+    save(made, 4)
+    assert asyncio.run(made.prune(4)) == 4
+    assert os.listdir(tmp_path / "disk") == ["version-4"] and versions(tmp_path / "run") == [4]
+
+
+def test_a_state_is_what_it_was_when_the_save_began(tmp_path):
+    state = {"journal": 2, "of": 2, "groups": [1, 2]}
+
+    class Later(FakeRun):
+        async def save_weights(self, version, path, optimizer_path):
+            state["groups"].append(3)
+            await super().save_weights(version, path, optimizer_path)
+
+    asyncio.run(open_checkpoints(tmp_path).save(Later(), 2, state))
+    assert complete_checkpoints(tmp_path)[0].state()["groups"] == [1, 2]
+
+
+def test_a_state_must_name_its_journals_file(tmp_path):
+    with pytest.raises(KeyError):
+        asyncio.run(open_checkpoints(tmp_path).save(FakeRun(), 2, {}))
+    with pytest.raises(AssertionError, match="journal file is None"):
+        asyncio.run(open_checkpoints(tmp_path).save(FakeRun(), 2, {"journal": None}))
+
+
+def test_a_cancelled_save_leaves_nothing(tmp_path):
+    async def cancel():
+        begun = asyncio.Event()
+
+        class Slow(FakeRun):
+            async def save_weights(self, version, path, optimizer_path):
+                begun.set()
+                await asyncio.Event().wait()
+
+        saving = asyncio.create_task(open_checkpoints(tmp_path).save(Slow(), 2, {"journal": 0}))
+        await begun.wait()
+        assert entries(tmp_path) == [".tmp-version-2"]
+        saving.cancel()
+        await asyncio.wait([saving])
+        assert saving.cancelled()
+
+    asyncio.run(cancel())
+    assert entries(tmp_path) == []
+
+
+# --- when, and what goes -----------------------------------------------------------------------------------------
+
+
+def test_one_is_due_at_the_start_and_then_every_so_many_updates(tmp_path):
+    made = open_checkpoints(tmp_path, weights_every=3)
+    assert made.due(0)
+    save(made, 0)
+    assert [version for version in range(9) if made.due(version)] == [3, 4, 5, 6, 7, 8]
+    save(made, 4)
+    assert [version for version in range(9) if made.due(version)] == [7, 8]
+    assert [version for version in range(9) if open_checkpoints(tmp_path, weights_every=3).due(version)] == [7, 8]
+
+
+def test_old_ones_go_as_the_rule_says(tmp_path):
+    made = open_checkpoints(tmp_path, keep=1, keep_best=1)
+    for version in (0, 2, 4, 6):
+        save(made, version)
+    made.evaluating(2)
+    assert asyncio.run(made.prune(5)) == 4
+    assert versions(tmp_path) == [6, 4, 2]
+    made.scored(2, 0.5)
+    made.scored(4, 0.25)
+    assert asyncio.run(made.prune(6)) == 6
+    assert versions(tmp_path) == [6, 2]
+    assert asyncio.run(made.prune(6)) == 6
+    assert entries(tmp_path) == ["version-2", "version-6"]
+
+
+def test_links_and_foreign_files_stay(tmp_path):
+    made = open_checkpoints(tmp_path, keep=1)
+    for version in (2, 4, 6):
+        save(made, version)
+    os.rename(tmp_path / "checkpoints" / "version-2", tmp_path / "mine")
+    (tmp_path / "checkpoints" / "version-2").symlink_to(tmp_path / "mine")
+    (tmp_path / "checkpoints" / "notes").mkdir()
+    (tmp_path / "checkpoints" / "version-3").write_text("a file")
+    asyncio.run(made.prune(6))
+    assert entries(tmp_path) == ["notes", "version-2", "version-3", "version-6"]
+    assert len(os.listdir(tmp_path / "mine")) > 3
+
+
+def test_one_that_can_not_be_removed_is_told_and_stays_whole_or_goes_later(tmp_path, monkeypatch):
+    made = open_checkpoints(tmp_path, keep=1)
+    for version in (2, 4):
+        save(made, version)
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "rename", lambda old, new: os.stat(tmp_path / "absent"))
+        with pytest.warns(ConfigWarning, match="version-2 can't be removed: No such file or directory; it stays"):
+            asyncio.run(made.prune(4))
+    assert versions(tmp_path) == [4, 2]
+    asyncio.run(made.prune(4))
+    assert versions(tmp_path) == [4]
+
+
+def test_events_tell_of_saves_alone(tmp_path):
+    made = open_checkpoints(tmp_path)
+    save(made, 2)
+    with pytest.raises(CheckpointError):
+        save(made, 4, FullRun())
+    made._events.flush()
+    (event,) = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
+    assert (event["event"], event["version"], event["path"]) == ("checkpoint", 2, "checkpoints/version-2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert versions(tmp_path) == [2]
