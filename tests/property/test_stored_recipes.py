@@ -55,7 +55,6 @@ FREE = {
     "grad_clip_norm": POSITIVE | st.just("none"),
     "lr_floor": SHARES,
     "on_stall": st.sampled_from(["continue", "stop"]),
-    "keep_best": st.just("0"),
 }
 BY_TYPE = {int: FEW, float: POSITIVE, bool: FLAGS}
 
@@ -117,7 +116,10 @@ SAMPLING = [
 ]
 EVALUATIONS = st.fixed_dictionaries(
     {"eval_every": st.integers(1, 9).map(str)},
-    optional={"eval_rows": FEW, "eval_group_size": FEW, "eval_final_group_size": st.integers(0, 9).map(str)},
+    optional={
+        **{"eval_rows": FEW, "eval_group_size": FEW, "eval_final_group_size": st.integers(0, 9).map(str)},
+        "keep_best": FEW,
+    },
 )
 MIX = """\
 [[environment]]
@@ -141,7 +143,7 @@ TOGETHER = {
     *("allow_unbounded_staleness", "allow_trajectory_loss", "sampling_policy", "kv_max_staleness", "kv_on_limit"),
     *("allow_reprefill", "completion", "min_members", "max_straggler_tokens", "on_stragglers", "on_failure"),
     *("zero_variance", "overlap_min_sequences", "overlap_min_tokens", "groups_per_step", "group_size"),
-    *("eval_every", "eval_rows", "eval_group_size", "eval_final_group_size"),
+    *("eval_every", "eval_rows", "eval_group_size", "eval_final_group_size", "keep_best"),
     *("loss", "eps_max", "clip_low", "clip_high", "max_importance_weight", "loss_function", "normalize", "advantage"),
     *("task", "model", "template_options", "tool_format", "tool_latency"),
     *(option.name for option in OPTIONS.values() if option.owner is WorkloadConfig),

@@ -282,6 +282,7 @@ SETTINGS = {
     "kv_max_staleness": ["--sampling-policy", "segment", "--kv-max-staleness", "1"],
     "kv_on_limit": ["--sampling-policy", "segment", "--kv-on-limit", "refill", "--allow-reprefill"],
     "allow_reprefill": ["--allow-reprefill"],
+    "keep_best": ["--keep-best", "2", "--eval-every", "7"],
 }
 
 
