@@ -24,6 +24,7 @@ from pipeline.journal.journal_files import Journal
 from pipeline.json_lines import JsonLines
 from pipeline.losses import Loss
 from pipeline.make_spec import make_rules, make_spec
+from pipeline.model_digest import files_digest, weights_digest
 from pipeline.model_directory import ModelSource
 from pipeline.rollouts.rollout_engine import RolloutEngine
 from pipeline.run_directory import make_default_run_dir, make_run_dir, one_run_dir
@@ -118,7 +119,9 @@ class AsyncTrainer:
         files = _model_files(spec, source)
         require_room(resume or self.run_dir or "runs", spec.model)
         description = (description or self._description()) | {
-            "model": source.describe() | {"compute_dtype": self.engine.model.dtype},
+            "model": source.describe()
+            | {"compute_dtype": self.engine.model.dtype}
+            | {"files_digest": files_digest(files), "weights_digest": weights_digest(source.weights)},
             "rows": {"number": len(rows), "digest": rows_digest(rows)},
         }
         if resume is not None:
