@@ -5,6 +5,7 @@ take one step, send back what it finished. A request names its version and the s
 holds a lease on that slot until it says `Release`, so the weights are used in place, without a copy.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ class Sampler:
             stop_ids=tuple(sampling["stop_ids"]),
             device=config["device"],
             dtype=DTYPES[config["dtype"]],
-            beat=lambda: self._row.beat(Activity.BUSY),
+            beat=partial(self._row.beat, Activity.BUSY),  # no circle by self: what is mapped must go with the run
         )
 
     def begin(self) -> dict[str, Any]:

@@ -28,10 +28,6 @@ LEAST_VERSIONS = (0, 1, 2, 3, 0, 0)  # what must be committed before group 0 ask
 CHAT = TerseChat([f"w{index}" for index in range(60)], stop_words=())
 
 
-def make_supervisor(samplers: int) -> rl.Supervisor:
-    return rl.Supervisor(device="cpu", samplers=samplers, chat=CHAT, check_weights=True)
-
-
 def make_trainer(model, run_dir, *, turns=TURNS, seed=SEED, sampling=None, **options):
     engine = rl.RolloutEngine(
         model,

@@ -19,8 +19,8 @@ SECONDS = 30.0  # bound on a run that should end at once
 
 
 @pytest.fixture(scope="module")
-def model():
-    with rl.Supervisor(device="cpu") as supervisor:
+def model(kept):
+    with kept.supervisor(device="cpu") as supervisor:
         yield supervisor
 
 
@@ -74,7 +74,7 @@ def test_learner_that_dies_between_two_steps_is_not_waited_for(model, tmp_path):
         async for step in trainer.run(ROWS, steps=50):
             if step.n == 3:
                 run = model._run
-                while trainer._run._loop._rollouts.completed.qsize() < 8:  # all that are admitted
+                while trainer._run._loop._batch_waits._rollouts.completed.qsize() < 8:  # all that are admitted
                     await asyncio.sleep(0.01)
                 os.kill(run.workers.learner.pid, signal.SIGKILL)
                 while run.failure is None:

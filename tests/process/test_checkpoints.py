@@ -28,8 +28,8 @@ WRITTEN = {"model.safetensors", "optimizer.safetensors", "state.msgpack", "compl
 
 
 @pytest.fixture(scope="module")
-def model():
-    with rl.Supervisor(device="cpu") as supervisor:
+def model(kept):
+    with kept.supervisor(device="cpu") as supervisor:
         yield supervisor
 
 

@@ -16,10 +16,10 @@ SECONDS = 120.0  # bound on every run
 
 
 @pytest.fixture(scope="module")
-def model():
-    with rl.Supervisor(device="cpu", check_weights=True) as supervisor:
+def model(kept):
+    with kept.supervisor(device="cpu", check_weights=True) as supervisor:
         yield supervisor
-    assert worker_processes(os.getpid()) == []
+    assert {process.pid for process in worker_processes(os.getpid())} == kept.pids
 
 
 @pytest.fixture(autouse=True)

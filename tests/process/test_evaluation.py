@@ -20,8 +20,8 @@ HELD = {"number": 5, "seed": 0, "waits_for": ["go"]}  # its trajectories stay in
 
 
 @pytest.fixture(scope="module")
-def model():
-    with rl.Supervisor(device="cpu", check_weights=True) as supervisor:
+def model(kept):
+    with kept.supervisor(device="cpu", check_weights=True) as supervisor:
         yield supervisor
 
 

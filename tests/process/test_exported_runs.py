@@ -18,8 +18,8 @@ VOCAB_SIZE = guess.chat_format().vocab_size  # the words of `guess` are the mode
 
 
 @pytest.fixture(scope="module")
-def model():
-    with rl.Supervisor(device="cpu") as supervisor:
+def model(kept):
+    with kept.supervisor(device="cpu") as supervisor:
         yield supervisor
 
 

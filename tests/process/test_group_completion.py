@@ -14,8 +14,8 @@ RISKS = "ignore:.*(lets tokens get older|cuts long trajectories short)"
 
 
 @pytest.fixture(scope="module")
-def model():
-    with rl.Supervisor(device="cpu", check_weights=True) as supervisor:
+def model(kept):
+    with kept.supervisor(device="cpu", check_weights=True) as supervisor:
         yield supervisor
 
 

@@ -19,8 +19,8 @@ CAPPED_METRICS = {"importance/capped_mean", "importance/capped_frac"}
 
 
 @pytest.fixture(scope="module")
-def model():
-    with rl.Supervisor(device="cpu", check_weights=True) as supervisor:
+def model(kept):
+    with kept.supervisor(device="cpu", check_weights=True) as supervisor:
         yield supervisor
 
 

@@ -34,8 +34,8 @@ BESIDE = "def worth(traj):\n    return traj.member % 2\n"
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    with rl.Supervisor(write_small_model(tmp_path_factory.mktemp("model")), device="cpu") as supervisor:
+def model(kept, tmp_path_factory):
+    with kept.supervisor(write_small_model(tmp_path_factory.mktemp("model")), device="cpu") as supervisor:
         yield supervisor
 
 

@@ -46,10 +46,11 @@ class CallingChat:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
+def model(kept, tmp_path_factory):
     directory = write_small_model(tmp_path_factory.mktemp("model"))
-    with rl.Supervisor(directory, chat=CallingChat(load_chat(directory)), device="cpu", check_weights=True) as made:
-        yield made
+    chat = CallingChat(load_chat(directory))
+    with kept.supervisor(directory, chat=chat, device="cpu", check_weights=True) as supervisor:
+        yield supervisor
 
 
 def rows(directory, *questions):

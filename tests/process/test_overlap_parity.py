@@ -15,8 +15,8 @@ NO_OVERLAP = {"validate_batch": lambda trajectories, metrics: None}  # must see 
 
 
 @pytest.fixture(scope="module")
-def model():
-    with rl.Supervisor(device="cpu", check_weights=True) as supervisor:
+def model(kept):
+    with kept.supervisor(device="cpu", check_weights=True) as supervisor:
         yield supervisor
 
 

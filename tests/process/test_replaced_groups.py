@@ -15,8 +15,8 @@ SHAPE = {"groups_per_step": 3, "group_size": 3}
 
 
 @pytest.fixture(scope="module")
-def model():
-    with rl.Supervisor(device="cpu", check_weights=True) as supervisor:
+def model(kept):
+    with kept.supervisor(device="cpu", check_weights=True) as supervisor:
         yield supervisor
 
 

@@ -6,12 +6,12 @@ import signal
 
 import pytest
 from babble import (
+    CHAT,
     SECONDS,
     SEGMENT_TOKENS,
     TURN_TOKENS,
     Recorder,
     hold_requests_of_group_0,
-    make_supervisor,
     make_trainer,
     stop_sampler_in_mid_reply,
 )
@@ -27,8 +27,8 @@ SAME_ROWS = [{"prompt": "w3 w4", "turns": 1}] * 2
 
 
 @pytest.fixture(scope="module")
-def model():
-    with make_supervisor(samplers=2) as supervisor:
+def model(kept):
+    with kept.supervisor(device="cpu", samplers=2, chat=CHAT, check_weights=True) as supervisor:
         yield supervisor
 
 

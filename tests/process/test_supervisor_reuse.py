@@ -11,6 +11,7 @@ from process_envs import MasksAll
 from running import audit, events_of, make_trainer
 
 import pipeline as rl
+from pipeline.processes.run_workers import MODULES
 from pipeline.processes.worker_handle import WorkerHandle
 from pipeline.tasks import guess
 from workers.messages import Hello
@@ -20,8 +21,8 @@ SECONDS = 60.0  # bound on every wait
 
 
 @pytest.fixture(scope="module")
-def model():
-    with rl.Supervisor(device="cpu", check_weights=True) as supervisor:
+def model(kept):
+    with kept.supervisor(device="cpu", check_weights=True) as supervisor:
         yield supervisor
 
 
@@ -37,11 +38,12 @@ def test_processes_that_died_between_two_runs_are_started_anew(model, tmp_path):
         assert audit(tmp_path / role) == 0
 
 
-def test_run_that_was_cancelled_in_its_start_does_not_reach_into_the_next(tmp_path, monkeypatch):
-    """The learner is halted before it can read the first run's start message. Then the next run starts, with another
+def test_run_that_was_cancelled_in_its_start_does_not_reach_into_the_next(model, tmp_path, monkeypatch):
+    """A new learner is halted before it can read the first run's start message. Then the next run starts, with another
     number of slots, and the learner wakes: that run is not to meet the first one's memory or answers.
     """
     receive, halted = WorkerHandle._receive, []
+    model._pool.handle("learner", 0, MODULES["learner"], 1).discard()
 
     def halt_at_hello(handle, message):
         if isinstance(message, Hello) and handle.role == "learner" and not halted:
@@ -51,7 +53,7 @@ def test_run_that_was_cancelled_in_its_start_does_not_reach_into_the_next(tmp_pa
 
     monkeypatch.setattr(WorkerHandle, "_receive", halt_at_hello)
 
-    async def cancel_in_start(model):
+    async def cancel_in_start():
         trainer = make_trainer(model, tmp_path / "cancelled", max_staleness=0)
         running = asyncio.ensure_future(anext(trainer.run(ROWS, steps=5)))
         while not halted and not running.done():
@@ -64,14 +66,13 @@ def test_run_that_was_cancelled_in_its_start_does_not_reach_into_the_next(tmp_pa
         with contextlib.suppress(ProcessLookupError):  # it was replaced
             os.kill(halted[0], signal.SIGCONT)
 
-    async def train(model):
+    async def train():
         trainer = make_trainer(model, tmp_path / "next", max_staleness=2)
         asyncio.get_running_loop().call_later(0.2, wake)
         return [step.n async for step in trainer.run(ROWS, steps=3)]
 
-    with rl.Supervisor(device="cpu") as model:
-        asyncio.run(asyncio.wait_for(cancel_in_start(model), SECONDS))
-        assert asyncio.run(asyncio.wait_for(train(model), SECONDS)) == [1, 2, 3]
+    asyncio.run(asyncio.wait_for(cancel_in_start(), SECONDS))
+    assert asyncio.run(asyncio.wait_for(train(), SECONDS)) == [1, 2, 3]
     assert audit(tmp_path / "next") == 0
 
 

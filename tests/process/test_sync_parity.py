@@ -11,12 +11,12 @@ from pipeline.tasks import guess
 STEPS = 5
 
 
-def test_sync_mode_gives_the_tokens_losses_and_weights_of_a_plain_loop(tmp_path):
+def test_sync_mode_gives_the_tokens_losses_and_weights_of_a_plain_loop(kept, tmp_path):
     rows = guess.train_rows(0)
     optimizer = rl.Adam(lr=6e-4, grad_clip_norm=1.0, schedule=rl.Cosine(warmup=10, floor=0.1))  # as in run.py's recipe
     seen, losses, weights = [], [], []
 
-    with rl.Supervisor(device="cpu", check_weights=True) as model:
+    with kept.supervisor(device="cpu", check_weights=True) as model:
         trainer = rl.AsyncTrainer(
             engine=rl.RolloutEngine(
                 model,

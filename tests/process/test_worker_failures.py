@@ -9,6 +9,7 @@ import pytest
 from running import audit, events_of, make_trainer, steps_taken
 
 import pipeline as rl
+from pipeline.processes.run_workers import MODULES
 from pipeline.processes.sampler_client import Pick
 from pipeline.processes.worker_handle import READY_SECONDS, WorkerHandle
 from pipeline.tasks import guess
@@ -21,16 +22,16 @@ SECONDS = 60.0  # bound on every wait
 
 
 @pytest.fixture(scope="module")
-def model():
+def model(kept):
     """For tests that look at a run, not at how processes start: whoever died in one is started anew by the next."""
-    with rl.Supervisor(device="cpu") as supervisor:
+    with kept.supervisor(device="cpu") as supervisor:
         yield supervisor
 
 
 @pytest.fixture(scope="module")
-def pair():
+def pair(kept):
     """The same with two samplers."""
-    with rl.Supervisor(device="cpu", samplers=2, check_weights=True) as supervisor:
+    with kept.supervisor(device="cpu", samplers=2, check_weights=True) as supervisor:
         yield supervisor
 
 
@@ -89,25 +90,22 @@ def die_with_ready(monkeypatch, incarnation):
     monkeypatch.setattr(WorkerHandle, "_receive", die)
 
 
-def test_death_in_the_tick_of_ready_ends_the_start(tmp_path, monkeypatch):
-    die_with_ready(monkeypatch, incarnation=0)
-    with rl.Supervisor(device="cpu") as model:
-        with pytest.raises(WorkerDied, match=r"sampler 0 \(pid \d+\) was killed by SIGKILL"):
-            train(make_trainer(model, tmp_path / "run"), 1)
-
-
 def test_death_in_the_tick_of_ready_of_a_restart_is_followed_by_another(model, tmp_path, monkeypatch):
     """Also of a sampler that is used again: in the second run, its restarts are counted from none."""
+    monkeypatch.setattr(model, "max_restarts", 2)
 
-    async def act(step):
+    async def kill_sampler(step):
         if step.n == 1:
-            sampler = model._run.workers.samplers[0]
-            die_with_ready(monkeypatch, sampler.incarnation + 1)
-            kill(sampler.pid)
+            kill(model._run.workers.samplers[0].pid)
 
-    for name in ("first", "second"):
+    async def kill_twice(step):
+        if step.n == 1:
+            die_with_ready(monkeypatch, model._run.workers.samplers[0].incarnation + 1)
+        await kill_sampler(step)
+
+    for name, act, restarts in (("first", kill_twice, 2), ("second", kill_sampler, 1)):
         assert train(make_trainer(model, tmp_path / name), 4, act) == [1, 2, 3, 4]
-        assert len(events_of(tmp_path / name, "restart")) == 2
+        assert len(events_of(tmp_path / name, "restart")) == restarts
         assert audit(tmp_path / name) == 0
 
 
@@ -150,6 +148,16 @@ def test_request_that_no_sampler_can_serve_ends_the_run_once(model, tmp_path):
 
     with pytest.raises(WorkerDied, match="The sampler 0 stopped: Request .* needs 100002 tokens"):
         train(make_trainer(model, tmp_path / "run"), 5, act)
+    assert events_of(tmp_path / "run", "restart") == []
+
+
+def test_death_in_the_tick_of_ready_ends_the_start(model, tmp_path, monkeypatch):
+    """Of a sampler that was never ready: the one before is gone, as the test above leaves it."""
+    handle = model._pool.handle("sampler", 0, MODULES["sampler"], 1)
+    handle.discard()
+    die_with_ready(monkeypatch, handle.incarnation + 1)
+    with pytest.raises(WorkerDied, match=r"sampler 0 \(pid \d+\) was killed by SIGKILL"):
+        train(make_trainer(model, tmp_path / "run"), 1)
     assert events_of(tmp_path / "run", "restart") == []
 
 
