@@ -191,6 +191,8 @@ class TrainingRun:
                         await self._save(run, loop, saver, save)
                 except asyncio.CancelledError:
                     status, self.stopped = "stopped", True
+                    if self._stop_asked.is_set():  # the second request may come as late as here
+                        save = SaveAtEnd.NOTHING
                     raise
                 except Exception:
                     status = "failed"
