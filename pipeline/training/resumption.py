@@ -51,7 +51,7 @@ class Resumption:
             or state.batches in self.measured
             or not evaluator.trajectories_per_row(state.batches, at_end=True)
         )
-        done = state.training is None and state.batches >= steps and self.log.has_ended
+        done = state.training is None and state.batches >= steps and self.log.status == "completed"
         return done and measured and self.saved_version == state.version
 
     def started_again(self) -> Iterator[dict[str, Any]]:

@@ -25,7 +25,7 @@ class RunSaver:
         version = state.version
         if self._checkpoints.has(version):
             return
-        kept = {"run": state.to_plain(), "journal": self._journal.begin()}
+        kept = {"run": state.to_plain(), "journal": self._recorder.next_file()}
         await self._checkpoints.save(self._run, version, kept, may_fail=may_fail)
         # What no recovery can need goes: replay must reach every version that somebody holds, or is owed.
         needed = min([state.oldest_owed, *self._run.slots.leased])

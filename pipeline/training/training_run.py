@@ -320,9 +320,11 @@ class TrainingRun:
             oversample_factor=rules.oversample_factor,
             concurrency=config.engine.schedule.concurrency,
             steps=rules.steps,
-            version=self._scheduler.version,
+            # With a step that is taken again, the log may be ahead: its version was published.
+            version=0 if self._resumption is None else self._resumption.log.version,
             **({} if self._resumption is None else {"resumed": self._resumption.log.num_runs}),
         )
+        self._events.sync()
 
     def _log_started_again(self, resumption: Resumption) -> int:
         """Tell of the trajectories that an earlier run had begun, and that begin anew; returns how many."""
