@@ -26,6 +26,7 @@ def read_arguments(
     when they stand without a value.
     """
     given: dict[str, Given] = {}
+    unknown: list[str] = []
     rest = list(arguments)
     while rest:
         flag, has_value, value = rest.pop(0).partition("=")
@@ -36,7 +37,10 @@ def read_arguments(
             raise ConfigError(f"{flag} isn't built yet: {later[name]}.")
         if name not in known or "_" in flag:
             dashed = ["--" + other.replace("_", "-") for other in known]
-            raise ConfigError(f"{flag} is no option.{suggestion(flag.replace('_', '-'), dashed)} --help lists all.")
+            unknown.append(f"{flag} is no option.{suggestion(flag.replace('_', '-'), dashed)}")
+            if not has_value and rest and not rest[0].startswith("--"):
+                rest.pop(0)  # what may be its value
+            continue
         if not has_value:
             is_bare = not rest or rest[0].startswith("--")
             if is_bare and name not in flags:
@@ -47,7 +51,14 @@ def read_arguments(
         if name in given:
             raise ConfigError(f"{flag} is given twice, as {given[name].value!r} and {value!r}; keep one.")
         given[name] = Given(value, flag, typed=False)
+    _refuse(unknown)
     return given
+
+
+def _refuse(unknown: Sequence[str]) -> None:
+    """All at once: who has mistyped one name may have mistyped others."""
+    if unknown:
+        raise ConfigError(f"{' '.join(unknown)} --help lists all.")
 
 
 def read_toml(
@@ -70,11 +81,13 @@ def read_toml(
         ) from error
     except (ValueError, RecursionError) as error:  # also what tomllib lets through: numbers or nesting without end
         raise ConfigError(f"--config {path} is not valid TOML: {error}.") from error
+    unknown = []
     for name, value in table.items():
         if name in later:
             raise ConfigError(f"{name} in {path} isn't built yet: {later[name]}.")
         if isinstance(value, dict) and name not in tables:
             raise ConfigError(f"{path} has a table [{name}]; options stand at the top, as name = value.")
         if name not in known:
-            raise ConfigError(f"{name} in {path} is no option.{suggestion(name, known)} --help lists all.")
+            unknown.append(f"{name} in {path} is no option.{suggestion(name, known)}")
+    _refuse(unknown)
     return {name: Given(value, f"{name} (in {path})", typed=True) for name, value in table.items()}

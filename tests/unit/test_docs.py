@@ -63,7 +63,7 @@ def test_commands_use_options_that_exist(page):
     found = re.findall(r"^python run\.py (.+?)(?:\s+#.*)?$", page.read_text(encoding="utf-8"), re.MULTILINE)
     for command in found:
         if command != "--help":
-            assert read_arguments(shlex.split(command), [*OPTIONS, "config"], LATER)
+            assert read_arguments(shlex.split(command), [*OPTIONS, "config", "resume"], LATER)
     assert found or page.name != "README.md"
 
 

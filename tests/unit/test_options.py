@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import time
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,8 @@ from pipeline.errors import ConfigError
 from pipeline.run_directory import make_default_run_dir, make_run_dir
 from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig
+
+CASE = Path(__file__).parent.parent / "data" / "cases" / "HR80"
 
 
 @pytest.fixture(autouse=True)
@@ -352,3 +355,29 @@ def test_table_has_a_row_per_option():
 def test_groups_of_one_member_can_be_asked_for():
     config = parse(["--group-size", "1", "--run-dir", "r"])
     assert (config.trainer.group_size, config.trainer.completion.min_members) == (1, 1)
+
+
+def as_toml(name, renamed):
+    """A case's file, whose lines are `key: value`, with our names for its keys."""
+    lines = [line.strip().split(": ") for line in (CASE / name).read_text().splitlines() if not line.endswith(":")]
+    return "".join(f"{renamed.get(key, key)} = {value}\n" for key, value in lines)
+
+
+def test_all_mistyped_names_are_told_at_once_with_the_nearest_real_ones(empty_directory):
+    """HR80: in a file, and on the command line."""
+    pairs = {"max_stalenes": "max_staleness", "concurency": "concurrency", "temperture": "temperature"}
+    (empty_directory / "typo.toml").write_text(as_toml("typo.yaml", {}))
+    message = refusal("--config", "typo.toml")
+    for wrong, right in pairs.items():
+        assert f"{wrong} in typo.toml is no option. Did you mean {right}?" in message
+    message = refusal("--max-stalenes", "2", "--concurency=16", "--temperture", "0.7", "--steps", "3")
+    for wrong, right in pairs.items():
+        dashed = [name.replace("_", "-") for name in (wrong, right)]
+        assert f"--{dashed[0]} is no option. Did you mean --{dashed[1]}?" in message
+
+
+def test_chunk_sizes_do_not_go_with_a_bound_above_0(empty_directory):
+    """HR80: an option that is valid in the other mode only."""
+    names = {"min_sequences": "overlap_min_sequences", "min_tokens": "overlap_min_tokens"}
+    (empty_directory / "mixed.toml").write_text(as_toml("mixed_mode.yaml", names))
+    assert "but max_staleness is 1; leave" in refusal("--config", "mixed.toml")
