@@ -84,7 +84,6 @@ def test_a_trajectory_in_a_tool_starts_again_at_once_with_all_its_tokens_thrown_
         "segment",
         "segment",
         "trajectory",
-        "ready",
     ]
     assert played.log.counters.retries == 1
 
