@@ -26,6 +26,7 @@ from pipeline.config_checks import suggestion
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.version import VERSION
 from shm.errors import HeadwayError
+from workers.limits import refusal_in_words
 
 USAGE = """Usage: headway COMMAND …
 
@@ -37,10 +38,11 @@ USAGE = """Usage: headway COMMAND …
                                    check files of rows as a run does, and tell what they hold; --help lists the options
   headway audit RUN_DIR            prove from a run's events.jsonl that its bound held
   headway export RUN_DIR OUT_DIR   write a run's weights as a model directory that transformers loads
+  headway clean [RUN_DIR…]         remove what runs that were killed have left
   headway --version"""
 
-COMMANDS = ("run", "eval", "data", "audit", "export", "--help", "--version")
-LATER = ("report", "top", "clean")
+COMMANDS = ("run", "eval", "data", "audit", "export", "clean", "--help", "--version")
+LATER = ("report", "top")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:  # the outermost frame: a bug of ours must not end in a page of stack trace
-        return _fail_by_bug(error)
+        limit = refusal_in_words(error) if isinstance(error, OSError | MemoryError) else None
+        return _fail(limit, 1) if limit is not None else _fail_by_bug(error)
 
 
 def _command(arguments: list[str]) -> int:
@@ -92,6 +95,8 @@ def _command(arguments: list[str]) -> int:
                 raise ConfigError("headway export needs a run and a new directory: headway export RUN_DIR OUT_DIR.")
             print(export(*rest))
             return 0
+        case ["clean", *rest]:
+            return _clean(rest)
         case [word, *_]:
             if word in LATER:
                 raise ConfigError(f"headway {word} isn't built yet.")
@@ -134,6 +139,15 @@ def _data(arguments: list[str]) -> int:
         return 0
     _find_modules_here()
     return check_data(arguments)
+
+
+def _clean(arguments: list[str]) -> int:
+    from pipeline.commands.clean import CLEAN_HELP, clean  # here for the same reason as in `_launch`
+
+    if {"--help", "-h"} & set(arguments):
+        print(CLEAN_HELP)
+        return 0
+    return clean(arguments)
 
 
 def _find_modules_here() -> None:
