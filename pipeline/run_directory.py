@@ -21,6 +21,7 @@ from typing import Any
 from pipeline.config import Checkpointing
 from pipeline.config_checks import check_path
 from pipeline.errors import ConfigError
+from workers.limits import refusal_in_words
 
 # A directory with one of these holds a run.
 RUN_FILES = ("config.json", "events.jsonl", "metrics.jsonl")
@@ -53,7 +54,7 @@ def make_default_run_dir(mode: str, now: time.struct_time, description: Mapping[
                 raise ConfigError(f"{path.parent} is not a directory; name another place with run_dir.") from None
             continue
         except OSError as error:
-            raise ConfigError(f"The run directory {path} can't be made: {error.strerror}; name another one.") from error
+            raise _not_made(path, error) from error
         return make_run_dir(str(path), description)
     raise AssertionError("count() has no end")
 
@@ -69,11 +70,23 @@ def make_run_dir(run_dir: str, description: Mapping[str, Any]) -> Path:
         (path / "logs").mkdir(parents=True, exist_ok=True)
         # "x": of two runs that choose the same directory at once, one is refused.
         with open(path / "config.json", "x", encoding="utf-8") as file:
-            json.dump(description, file, indent=2)
-            file.write("\n")
+            try:
+                json.dump(description, file, indent=2)
+                file.write("\n")
+                file.flush()
+            except OSError as error:  # a part of it would say that the directory holds a run
+                (path / "config.json").unlink()
+                error.filename = file.name
+                raise
     except OSError as error:
-        raise ConfigError(f"The run directory {path} can't be made: {error.strerror}; name another one.") from error
+        raise _not_made(path, error) from error
     return path
+
+
+def _not_made(path: Path, error: OSError) -> ConfigError:
+    limit = refusal_in_words(error)
+    why = f"{error.strerror}; name another one." if limit is None else limit
+    return ConfigError(f"The run directory {path} can't be made: {why}")
 
 
 def one_run_dir(run_dir: Any, checkpointing: Checkpointing) -> str | None:

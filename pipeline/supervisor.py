@@ -161,6 +161,16 @@ class Supervisor:
         gpus = sorted({learner, *samplers} - {HOST})
         return {HOST: host_memory()} | {gpu: gpu_memory(int(gpu.removeprefix("cuda:"))) for gpu in gpus}
 
+    def num_environment_processes(self, spec: RunSpec, env: EnvSource) -> int:
+        """Of a run."""
+        default = max(1, len(os.sched_getaffinity(0)) // 4)
+        return (spec.environment_processes or default) if env.runs_in_processes else 0
+
+    def check_limits(self, spec: RunSpec, env: EnvSource) -> None:
+        """Raise ConfigError where a run would meet a limit of this process; what it may raise itself is raised."""
+        num_processes = self.num_environment_processes(spec, env)
+        refuse_small_limits(spec, num_processes, has_endpoint=isinstance(env, OpenAIEndpoint))
+
     async def open_run(
         self,
         spec: RunSpec,
@@ -184,9 +194,7 @@ class Supervisor:
             raise RunError(
                 "A run starts processes, which die with the thread that started them: run in the main thread."
             )
-        default = max(1, len(os.sched_getaffinity(0)) // 4)
-        num_environment_processes = (spec.environment_processes or default) if env.runs_in_processes else 0
-        refuse_small_limits(spec, num_environment_processes, has_endpoint=isinstance(env, OpenAIEndpoint))
+        self.check_limits(spec, env)
         run = ActiveRun(
             spec,
             env,
@@ -194,7 +202,7 @@ class Supervisor:
             events,
             log_dir,
             max_requests,
-            num_environment_processes,
+            self.num_environment_processes(spec, env),
             history,
             first_version,
             republish,

@@ -241,7 +241,10 @@ class AsyncTrainer:
     def _check(self, rows: Sequence[dict[str, Any]], steps: int) -> tuple[RunSpec, ScheduleRules]:
         self.config.check_run(dataset_rows=len(rows), steps=steps)
         rules = make_rules(self.config, rows=rows, steps=steps)
-        return make_spec(self.engine.model, self.config, evaluates=self._evaluator is not None), rules
+        model = self.engine.model
+        spec = make_spec(model, self.config, evaluates=self._evaluator is not None)
+        model.check_limits(spec, self.engine.env)
+        return spec, rules
 
 
 def _open_events(directory: Path, resumption: Resumption | None) -> EventLog:

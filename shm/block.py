@@ -5,9 +5,11 @@ can meet SIGBUS. It has no name: other processes open `/proc/<maker>/fd/<n>`, an
 user. So nothing can stay behind in /dev/shm, whose size limit does not apply either; `kill -9` included.
 """
 
+import errno
 import fcntl
 import mmap
 import os
+import resource
 from pathlib import Path
 
 from shm.errors import BlockError
@@ -51,6 +53,12 @@ class Block:
                 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
                 mapping = mmap.mmap(fd, num_bytes)
             except OSError as error:
+                if error.errno == errno.EFBIG:  # a limit on files, which a block is one of, too
+                    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+                    raise BlockError(
+                        f"Shared memory for {name!r} needs {num_bytes} bytes, and a file of this process may have "
+                        f"{limit}; raise that limit (ulimit -f)."
+                    ) from error
                 raise BlockError(f"{_too_large(name, num_bytes, have)} ({error})") from error
             block = cls(mapping, f"/proc/{os.getpid()}/fd/{fd}", fd)
         except BaseException:
@@ -111,13 +119,19 @@ class Block:
 
 
 def available_bytes() -> int:
-    """Memory that this process could still take: the machine's, or its control group's (v1 or v2) if that is less."""
+    """Memory that this process could still take: the machine's, or what its control group (v1 or v2) or its limit on
+    addresses (ulimit -v) leaves if that is less.
+    """
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
             break
     else:
         raise BlockError("/proc/meminfo has no MemAvailable; Headway needs Linux 3.14 or later.")
+    addresses, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if addresses != resource.RLIM_INFINITY:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+        available = max(0, min(available, addresses - used))
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":

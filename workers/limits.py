@@ -77,7 +77,7 @@ def _process_limit() -> str:
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if soft not in _NO_LIMIT:
         found.append(f"ulimit -u is {soft}")
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+    for line in _text(Path("/proc/self/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers in ("", "pids"):
             folder = CONTROL_GROUPS / controllers / path.strip("/")

@@ -17,8 +17,9 @@ from workers.sockets import sweep_all
 CLEAN_HELP = """Usage: headway clean [RUN_DIR…]
 
 Removes what runs that were killed have left: the directories of their sockets, with any process of theirs that is
-still there; in each RUN_DIR (default: all in runs/) checkpoints that were never finished and files that a run
-has only while it goes on; reports of Headway's own errors. Runs that go on are left alone, and so is everything that a run keeps."""
+still there; in each RUN_DIR (default: all in runs/) checkpoints that were never finished and files that a run has
+only while it goes on; reports of Headway's own errors. Runs that go on are left alone, and so is all that a run
+keeps."""
 
 RUNS = "runs"
 ERROR_REPORT = re.compile(r"headway-error-[0-9]+\.txt")
