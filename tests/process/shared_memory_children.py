@@ -11,6 +11,7 @@ import time
 from array import array
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from shm.block import Block
 from shm.errors import BlockError
@@ -79,7 +80,7 @@ def hold(num_bytes: str) -> None:
 
 
 def too_large(limit: str) -> None:
-    """Ask for more than there is, three ways; each must raise, and none may end the process with a signal."""
+    """Ask for more than there is, four ways; each must raise, and none may end the process with a signal."""
     reports = []
     for name, num_bytes in (("more than the machine has", 1 << 50), ("more than an address", 1 << 62)):
         try:
@@ -94,6 +95,12 @@ def too_large(limit: str) -> None:
     with Block.create("enough", int(limit), fill=0xFF) as block:  # every page can be written
         assert block.view[-1] == 0xFF
     assert len(os.listdir("/proc/self/fd")) == 4, os.listdir("/proc/self/fd")  # three standard ones and this listing
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 24), resource.RLIM_INFINITY))
+    try:
+        Block.create("more than the addresses", 1 << 26)
+    except BlockError as error:
+        reports.append(str(error))
     print(json.dumps(reports))
 
 

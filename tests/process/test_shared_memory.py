@@ -97,10 +97,12 @@ def test_nothing_is_left_of_a_killed_maker_but_what_others_have_mapped(end):
 def test_too_large_a_block_is_an_error_and_never_a_signal(end):
     limit = 1 << 20
     end(child := start("too_large", limit))
-    machine, address, file_limit = json.loads(finish(child))
+    machine, address, file_limit, addresses = json.loads(finish(child))
     assert "'more than the machine has' needs 1125899906842624 bytes" in machine
     assert "'more than an address' needs 4611686018427387904 bytes" in address
-    assert f"'more than the limit' needs {limit + 1} bytes" in file_limit and "File too large" in file_limit
+    assert f"'more than the limit' needs {limit + 1} bytes, and a file of this process may have {limit};" in file_limit
+    assert "'more than the addresses' needs 67108864 bytes" in addresses  # what ulimit -v leaves, not the machine
+    assert int(addresses.partition(" and ")[2].split()[0]) < 1 << 25
 
 
 def test_two_processes_with_full_queues_facing_each_other_finish(end):
