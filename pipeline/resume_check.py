@@ -7,8 +7,8 @@ from typing import Any
 from pipeline.config_checks import shown, warn
 from pipeline.errors import ConfigError
 
-# What may be another one: how far to go, and where the directory is now.
-MAY_CHANGE = ("steps", "max_minutes", "run_dir")
+GOALS = ("steps", "max_minutes")  # how far to go
+MAY_CHANGE = (*GOALS, "run_dir")  # where the directory is now says who resumes it
 # What a run goes on with, but maybe not to the bit.
 VERSIONS = ("headway", "python", "torch")
 _ABSENT = "nothing"

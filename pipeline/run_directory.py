@@ -18,13 +18,16 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from pipeline.checkpoints.synced_files import replace_file
 from pipeline.config import Checkpointing
 from pipeline.config_checks import check_path
 from pipeline.errors import ConfigError
+from pipeline.resume_check import GOALS
 from workers.limits import refusal_in_words
 
+CONFIG = "config.json"
 # A directory with one of these holds a run.
-RUN_FILES = ("config.json", "events.jsonl", "metrics.jsonl")
+RUN_FILES = (CONFIG, "events.jsonl", "metrics.jsonl")
 
 
 def check_run_dir(run_dir: str, where: str = "run_dir") -> None:
@@ -32,7 +35,7 @@ def check_run_dir(run_dir: str, where: str = "run_dir") -> None:
     path = Path(run_dir)
     found = [name for name in RUN_FILES if os.path.lexists(path / name)]
     if found:
-        what = "a run already, or a model" if found == ["config.json"] else "a run already"
+        what = "a run already, or a model" if found == [CONFIG] else "a run already"
         raise ConfigError(f"{where} is {run_dir}, which holds {what} ({found[0]}); name another directory.")
     existing = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
     if not existing.is_dir():
@@ -69,6 +72,9 @@ def make_run_dir(run_dir: str, description: Mapping[str, Any]) -> Path:
     try:
         (path / "logs").mkdir(parents=True, exist_ok=True)
         # "x": of two runs that choose the same directory at once, one is refused.
+        with open(path / CONFIG, "x", encoding="utf-8") as file:
+            json.dump(description, file, indent=2)
+            file.write("\n")
         with open(path / "config.json", "x", encoding="utf-8") as file:
             try:
                 json.dump(description, file, indent=2)
@@ -83,6 +89,20 @@ def make_run_dir(run_dir: str, description: Mapping[str, Any]) -> Path:
     return path
 
 
+def record_changes(run_dir: Path, description: Mapping[str, Any]) -> None:
+    """Put into config.json how far a resumed run is to go now, so that the next resume goes as far. The rest of
+    `description` is as it was. To be called by whoever holds the run's lock. Raises ConfigError.
+    """
+    path, config = run_dir / CONFIG, description.get("config", {})
+    stored = json.loads(path.read_bytes())
+    changes = {name: config[name] for name in GOALS if name in config and config[name] != stored["config"].get(name)}
+    if not changes:
+        return
+    stored["config"] |= changes
+    try:
+        replace_file(path, (json.dumps(stored, indent=2) + "\n").encode())
+    except OSError as error:
+        raise ConfigError(f"{path} can't be written: {error.strerror}; see to that place.") from error
 def _not_made(path: Path, error: OSError) -> ConfigError:
     limit = refusal_in_words(error)
     why = f"{error.strerror}; name another one." if limit is None else limit

@@ -27,7 +27,7 @@ from pipeline.make_spec import make_rules, make_spec
 from pipeline.model_digest import files_digest, weights_digest
 from pipeline.model_directory import ModelSource
 from pipeline.rollouts.rollout_engine import RolloutEngine
-from pipeline.run_directory import make_default_run_dir, make_run_dir, one_run_dir
+from pipeline.run_directory import make_default_run_dir, make_run_dir, one_run_dir, record_changes
 from pipeline.run_lock import RunLock
 from pipeline.run_spec import RunSpec
 from pipeline.schedule import ScheduleRules
@@ -137,6 +137,8 @@ class AsyncTrainer:
             self.was_complete = resumption is not None and resumption.is_complete(steps, self._evaluator)
             if self.was_complete:
                 return
+            if resumption is not None:
+                record_changes(directory, description)
             # What exists now (modules, rows) outlives the run: walking it in every collection cost a tenth of this
             # process.
             gc.freeze()

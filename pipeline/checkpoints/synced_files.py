@@ -25,6 +25,15 @@ def write_file(path: Path, contents: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def replace_file(path: Path, contents: bytes) -> None:
+    """The file with other contents, or as it was: whatever happens meanwhile, readers find one of the two."""
+    temporary = path.with_name(f".tmp-{path.name}")
+    temporary.unlink(missing_ok=True)
+    write_file(temporary, contents)
+    os.rename(temporary, path)
+    sync_directory(path.parent)
+
+
 def sync_directory(directory: Path) -> None:
     """Have the names in it on disk, too: without that a crash may lose a file that was synced itself."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)

@@ -22,6 +22,7 @@ from pipeline.config import (
     Truncation,
 )
 from pipeline.losses import CISPO, LOSSES, PPO, CustomLoss, DecoupledPPO
+from pipeline.resume_check import GOALS
 from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig, TrainerConfig
 
@@ -148,9 +149,8 @@ LATER = {
 }
 
 # `--resume RUN_DIR` is no option of a recipe: the run's own one counts, and of it only these may change.
-RESUMABLE = ("steps", "max_minutes")
 RESUME_MEANING = "go on with that run, by its own recipe; beside it only " + " and ".join(
-    "--" + name.replace("_", "-") for name in RESUMABLE
+    "--" + name.replace("_", "-") for name in GOALS
 )
 
 NUMBER = int | float

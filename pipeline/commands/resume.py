@@ -10,10 +10,12 @@ from typing import Any
 from pipeline.checkpoints.saved import checkpoint_version, is_run_directory, latest_checkpoint
 from pipeline.commands.arguments import Given, read_arguments
 from pipeline.commands.option_values import as_written, convert
-from pipeline.commands.options import LATER, OPTIONS, RESUMABLE
+from pipeline.commands.options import LATER, OPTIONS
 from pipeline.commands.run_config import RunConfig
 from pipeline.commands.stored_config import read_run_config
 from pipeline.errors import ConfigError
+from pipeline.resume_check import GOALS
+from pipeline.run_lock import owner
 from shm.errors import HeadwayError
 from workers.devices import resolve_devices
 
@@ -58,13 +60,18 @@ def parse_resume(arguments: Sequence[str]) -> Resume:
     given = read_arguments(arguments, [*OPTIONS, "config", OPTION], LATER, flags)
     run_dir = given.pop(OPTION).value
     for name, item in given.items():
-        if name not in RESUMABLE:
+        if name not in GOALS:
             raise ConfigError(
                 f"{item.where} can't be given with --resume: a run goes on by its own recipe, of which only "
-                f"{' and '.join(OPTIONS[one].flag for one in RESUMABLE)} may change; leave it out, or begin another "
+                f"{' and '.join(OPTIONS[one].flag for one in GOALS)} may change; leave it out, or begin another "
                 f"run from this one's weights with --init {run_dir}."
             )
     path = _find_run(run_dir)
+    pid = owner(path)
+    if pid is not None:
+        raise ConfigError(
+            f"{run_dir} belongs to a run that goes on (process {pid}); stop that one first, by Ctrl-C or SIGTERM."
+        )
     config, started_in = read_run_config(path)
     checkpoint = latest_checkpoint(path)
     if checkpoint is None:

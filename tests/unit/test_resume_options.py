@@ -1,6 +1,8 @@
 """`--resume RUN_DIR`: which run goes on, with what of its recipe changed, and what is refused."""
 
+import dataclasses
 import json
+import os
 import shutil
 import sys
 
@@ -10,7 +12,8 @@ from pipeline.commands.cli import main
 from pipeline.commands.make_run_config import parse
 from pipeline.commands.resume import parse_resume
 from pipeline.errors import ConfigError
-from pipeline.run_directory import make_run_dir
+from pipeline.run_directory import make_run_dir, record_changes
+from pipeline.run_lock import RunLock
 from tests.complete_checkpoints import complete
 
 STARTED_IN = "/somewhere/else"
@@ -116,6 +119,33 @@ def test_config_json_of_something_else_is_refused(here, record, parts):
     message = refusal("--resume", "run")
     for part in parts:
         assert part in message
+
+
+def test_a_run_that_goes_on_is_refused_naming_its_process(here):
+    """Also when all its steps are trained: it may be saving."""
+    make_run(here / "run", done=5, end=None)
+    with RunLock(here / "run"):
+        before = everything_in(here)
+        assert f"run belongs to a run that goes on (process {os.getpid()})" in refusal("--resume", "run")
+        assert everything_in(here) == before
+    assert parse_resume(["--resume", "run"]).done == 5
+
+
+def test_what_a_resume_changes_is_recorded_and_nothing_else(here):
+    config = make_run(here / "run", "--max-minutes", "30")
+    found = parse_resume(["--resume", "run", "--steps", "9", "--max-minutes", "none"]).config
+    before = json.loads((here / "run" / "config.json").read_text())
+    record_changes(here / "run", found.to_json() | {"python": "4.0", "directory": "/another"})
+    after = json.loads((here / "run" / "config.json").read_text())
+    assert (after["config"].pop("steps"), after["config"].pop("max_minutes")) == (9, None)
+    assert (before["config"].pop("steps"), before["config"].pop("max_minutes")) == (5, 30.0)
+    assert after == before
+    assert parse_resume(["--resume", "run"]).config == dataclasses.replace(config, steps=9, max_minutes=None)
+    unchanged = everything_in(here)
+    record_changes(here / "run", found.to_json())
+    assert everything_in(here) == unchanged
+    record_changes(here / "run", {"config": {"class": "TrainerConfig"}})  # of the Python API, which records no steps
+    assert everything_in(here) == unchanged
 
 
 def change(path, field, value):
