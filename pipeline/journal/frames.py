@@ -27,6 +27,7 @@ _HEADER = struct.Struct("<8sIIQI")
 _MARKER = b"\xabREC"
 _FRAME = struct.Struct("<4sIQQI")
 _SEARCHED = 1 << 20  # bytes read at once when looking for whole records behind a broken one
+_LOOKED_AT = 2  # times the file's size; whole records are looked at less than once each
 
 HEADER_BYTES = _HEADER.size
 
@@ -77,7 +78,7 @@ class FrameReader:
         while self.end < size and not self._header_only:
             record = _whole_record(file, self._ordinal, self.end, size)
             if record is None:
-                if not self._is_last or _synced_behind(file, self._ordinal, self.end, size) > self.end:
+                if not self._is_last or _synced_behind(file, self._ordinal, self.end, size):
                     raise JournalError(
                         f"{self._path} is damaged at byte {self.end}, where a whole record was on the disk before. "
                         "Put back a good copy of the file; without it the run can't be resumed."
@@ -132,23 +133,26 @@ def _whole_record(file: BinaryIO, ordinal: int, place: int, size: int) -> _Recor
     return _Record(synced, events, data)
 
 
-def _synced_behind(file: BinaryIO, ordinal: int, place: int, size: int) -> int:
-    """How many bytes were on the disk for certain, as a whole record behind `place` says; 0: none is there."""
-    latest, at = 0, place + 1
-    while at < size and latest <= place:
-        file.seek(at)
+def _synced_behind(file: BinaryIO, ordinal: int, place: int, size: int) -> bool:
+    """Whether a whole record behind `place` says that the file was on the disk for certain beyond it.
+
+    Also true of a file that is made of what only looks like such records, before they take for ever to look at.
+    """
+    begins, num_read = place + 1, 0
+    while begins < size:
+        file.seek(begins)
         found = file.read(_SEARCHED)
         offset = found.find(_MARKER)
-        if offset < 0:
-            at += max(1, len(found) - len(_MARKER) + 1)
-            continue
-        at += offset
-        record = _whole_record(file, ordinal, at, size)
-        if record is None:
-            at += 1
-        else:
-            at, latest = at + _FRAME.size + len(record.data), record.synced
-    return latest
+        while 0 <= offset <= len(found) - _FRAME.size:
+            _, length, synced, _, _ = _FRAME.unpack_from(found, offset)
+            num_read += _FRAME.size
+            if synced > place:
+                num_read += min(length, size)
+                if num_read > _LOOKED_AT * size or _whole_record(file, ordinal, begins + offset, size):
+                    return True
+            offset = found.find(_MARKER, offset + 1)
+        begins += max(1, len(found) - _FRAME.size + 1)
+    return False
 
 
 def _checksum(data: bytes, ordinal: int, place: int, synced: int, events: int) -> int:

@@ -180,6 +180,50 @@ def test_a_record_that_was_moved_is_refused(tmp_path):
         numbers(tmp_path)
 
 
+def test_many_small_records_behind_a_hole_are_cut_off_with_it(tmp_path):
+    """None of them says that the hole was on the disk; across the places where the search reads on, too."""
+    journal = written(tmp_path, 3, sync_after=[0])
+    first = journal._size
+    for _ in range(3_000):
+        journal.append(Admitted(1, 1, 1))
+    content = bytearray(path(tmp_path, 0).read_bytes())
+    content[first : first + 8] = bytes(8)
+    path(tmp_path, 0).write_bytes(content)
+    assert numbers(tmp_path) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("searched", [64, 1 << 20])
+def test_damage_is_known_wherever_the_search_reads_on(tmp_path, monkeypatch, searched):
+    monkeypatch.setattr(frames, "_SEARCHED", searched)
+    journal = written(tmp_path, 2, sync_after=[1])
+    first = journal._size
+    journal.append(record(2))
+    good = path(tmp_path, 0).read_bytes()
+    for length in range(1, 80):  # of what only looks like a record, before the one that tells
+        path(tmp_path, 0).write_bytes(good[: first - length] + (frames._MARKER * 20)[:length] + good[first:])
+        with pytest.raises(JournalError, match="damaged at byte"):
+            numbers(tmp_path)
+
+
+def test_a_file_of_nothing_but_markers_does_not_keep_the_reader_for_ever(tmp_path):
+    written(tmp_path, 0)
+    with open(path(tmp_path, 0), "ab") as file:
+        file.write(frames._FRAME.pack(frames._MARKER, 1 << 20, 1 << 10, 0, 0) * 200_000)
+    with pytest.raises(JournalError, match="damaged at byte"):
+        numbers(tmp_path)
+
+
+@given(st.binary(max_size=300), st.booleans())
+def test_any_bytes_of_a_file_are_read_or_refused(tmp_path_factory, data, is_last):
+    file = tmp_path_factory.mktemp("journal") / "00000000.log"
+    for start in (b"", frames.header(0, 5)):
+        file.write_bytes(start + data.replace(b"\0", frames._MARKER))
+        try:
+            assert list(frames.FrameReader(file, 0, is_last)) == []
+        except JournalError as error:
+            assert "00000000.log" in str(error)
+
+
 def test_a_file_of_another_format_is_told_as_such(tmp_path, monkeypatch):
     monkeypatch.setattr(frames, "FORMAT", 2)
     written(tmp_path, 1)
