@@ -19,6 +19,7 @@ from pipeline.schedule import Admission, Scheduler
 from pipeline.trainer_config import TrainerConfig
 from pipeline.trajectory import Group
 from pipeline.truncation import baseline_reward
+from shm.errors import HeadwayError
 
 # So many groups given up one after another, with none kept between them, end the run: this many, or batches' worth.
 MAX_GIVEN_UP = 256
@@ -109,7 +110,13 @@ class Intake:
         self._rollouts.start(admissions)
 
     def _deliver(self, result: Group | GroupFailed) -> None:
-        """Called by the rollouts whenever a group has ended."""
+        """Called by the rollouts whenever a group has ended: in the midst of things where an error would be nobody's."""
+        try:
+            self._take(result)
+        except HeadwayError as error:  # the disk is full, say
+            self._run.fail(error)
+
+    def _take(self, result: Group | GroupFailed) -> None:
         if isinstance(result, GroupFailed):
             self._give_up("failed", result.group, result.cause, result.tokens)
         elif self._config.zero_variance == "replace" and self._is_zero_variance(result):

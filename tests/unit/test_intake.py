@@ -55,7 +55,10 @@ class Play:
             ),
         )
         self.rollouts = Rollouts()
-        recorder = Recorder(SimpleNamespace(append=lambda record: None), run.events)
+        self.journal = SimpleNamespace(append=lambda record: None)
+        self.failures = []
+        run.fail = self.failures.append
+        recorder = Recorder(self.journal, run.events)
         self.intake = Intake(config, run, Scheduler(rules), self.rollouts, recorder)
         self.intake.admit()
 
@@ -106,3 +109,16 @@ def test_only_groups_given_up_one_after_another_end_the_run(monkeypatch, kept_be
         assert play.intake.empty
     else:
         assert isinstance(error := play.intake.get_nowait(), RunError) and "4 groups in a row" in str(error)
+
+
+@pytest.mark.parametrize("rewards", [[0.5] * 4, [0.5, 0.5, 0.5, 0.25]], ids=["given up", "kept"])
+def test_a_group_that_the_journal_has_no_room_for_ends_the_run(rewards):
+    play, error = Play(), RunError("the disk is full")
+
+    def refuse(record):
+        raise error
+
+    play.journal.append = refuse
+    play.deliver(0, rewards)
+    assert play.failures == [error]
+    assert play.intake.depth == 0 and [event for event, _ in play.events] == ["admitted", "admitted"]
