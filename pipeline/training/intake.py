@@ -110,7 +110,7 @@ class Intake:
         self._rollouts.start(admissions)
 
     def _deliver(self, result: Group | GroupFailed) -> None:
-        """Called by the rollouts whenever a group has ended: in the midst of things where an error would be nobody's."""
+        """Called by the rollouts whenever a group has ended: also in callbacks, where an error would reach nobody."""
         try:
             self._take(result)
         except HeadwayError as error:  # the disk is full, say
