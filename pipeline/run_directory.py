@@ -73,15 +73,12 @@ def make_run_dir(run_dir: str, description: Mapping[str, Any]) -> Path:
         (path / "logs").mkdir(parents=True, exist_ok=True)
         # "x": of two runs that choose the same directory at once, one is refused.
         with open(path / CONFIG, "x", encoding="utf-8") as file:
-            json.dump(description, file, indent=2)
-            file.write("\n")
-        with open(path / "config.json", "x", encoding="utf-8") as file:
             try:
                 json.dump(description, file, indent=2)
                 file.write("\n")
                 file.flush()
             except OSError as error:  # a part of it would say that the directory holds a run
-                (path / "config.json").unlink()
+                (path / CONFIG).unlink()
                 error.filename = file.name
                 raise
     except OSError as error:
@@ -103,6 +100,8 @@ def record_changes(run_dir: Path, description: Mapping[str, Any]) -> None:
         replace_file(path, (json.dumps(stored, indent=2) + "\n").encode())
     except OSError as error:
         raise ConfigError(f"{path} can't be written: {error.strerror}; see to that place.") from error
+
+
 def _not_made(path: Path, error: OSError) -> ConfigError:
     limit = refusal_in_words(error)
     why = f"{error.strerror}; name another one." if limit is None else limit
