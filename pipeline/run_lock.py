@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from pipeline.config_checks import warn
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, RunError
 
 LIVE = "live.json"
 LOOK_SECONDS = 1.0  # someone who asks whether a run lives holds the lock for microseconds
@@ -32,17 +32,21 @@ class RunLock:
         self._path = (run_dir / LIVE).absolute()
         self._file = _lock(self._path)
         self._live: dict[str, Any] = {"pid": os.getpid(), "since": time.time()}
-        self.tell()
+        try:
+            self.tell()
+        except RunError as error:
+            self.close()
+            raise ConfigError(str(error)) from error
 
     def tell(self, **fields: Any) -> None:
-        """Add to what live.json says."""
+        """Add to what live.json says. Raises RunError."""
         self._live |= fields
         text = (json.dumps(self._live, indent=2) + "\n").encode()
         try:
             os.pwrite(self._file, text, 0)
             os.ftruncate(self._file, len(text))
         except OSError as error:
-            raise ConfigError(f"{self._path} can't be written: {error.strerror}; see to that place.") from error
+            raise RunError(f"{self._path} can't be written: {error.strerror}; see to that place.") from error
 
     def close(self) -> None:
         """A second call does nothing."""

@@ -169,6 +169,7 @@ class AsyncTrainer:
                     samples=samples,
                     checkpoints=self._checkpoints,
                     journal=journal,
+                    lock=lock,
                     resumption=resumption,
                     run_dir=directory,
                     log_dir=str(directory / "logs"),

@@ -1,9 +1,12 @@
 """The learner's part of a checkpoint without a learner, for tests of the supervisor's part."""
 
+import asyncio
+import os
 import time
 from pathlib import Path
 
 from pipeline.checkpoints.checkpoints import Checkpoints
+from pipeline.checkpoints.saved import find_checkpoints
 from pipeline.config import Checkpointing
 from pipeline.events import EventLog
 from pipeline.processes.learner_history import OPTIMIZER
@@ -25,3 +28,22 @@ def open_checkpoints(run_dir: Path, files=FILES, **options) -> Checkpoints:
     """Of a run in `run_dir`; options: of Checkpointing."""
     events = EventLog(run_dir / "events.jsonl", time.monotonic)
     return Checkpoints(run_dir, files, events, Checkpointing(**options), learner_bytes=1000)
+
+
+def save(made, version, run=None, **options):
+    asyncio.run(made.save(run or FakeRun(), version, {"journal": version, "of": version}, **options))
+
+
+def versions(run_dir):
+    """Of the complete ones, newest first, each with all that was written of its version."""
+    found, broken = find_checkpoints(run_dir)
+    assert not broken
+    for one in found:
+        assert set(one.marker.files) | {"complete.msgpack"} == WRITTEN
+        assert (one.path / "model.safetensors").read_bytes() == b"weights of %d" % one.version
+        assert one.state()["of"] == one.version == one.journal
+    return [one.version for one in found]
+
+
+def entries(run_dir):
+    return sorted(os.listdir(run_dir / "checkpoints"))

@@ -79,6 +79,11 @@ class ActiveRun:
         self._on_failure: list[WeakMethod] = []
 
     @property
+    def live(self) -> dict[str, Any]:
+        """What live.json says of a run that is open: where its ledger is, and whose the rows of its workers are."""
+        return self._blocks.ledger_place() | {"workers": dict(self.workers.ledger_rows)}
+
+    @property
     def samplers(self) -> list[SamplerClient]:
         return self._samplers.clients
 

@@ -111,6 +111,11 @@ class RunBlocks:
         board.format()
         return board, _fields(block)
 
+    def ledger_place(self) -> dict[str, Any]:
+        """What a process of the same user needs to read the ledger."""
+        shape = self._spec.ledger_shape.to_fields()
+        return {"ledger": self._ledger_fields, "run_id": self._run_id, "ledger_shape": shape}
+
     def close(self) -> None:
         for block in self._made:
             block.close()

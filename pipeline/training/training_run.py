@@ -24,6 +24,7 @@ from pipeline.rollouts.rollout_engine import RolloutEngine
 from pipeline.rollouts.rollout_log import RolloutLog
 from pipeline.rollouts.rollouts import Rollouts
 from pipeline.rollouts.sampling_counters import SamplingCounters
+from pipeline.run_lock import RunLock
 from pipeline.run_spec import RunSpec
 from pipeline.schedule import ScheduleRules
 from pipeline.trainer_config import TrainerConfig
@@ -47,8 +48,8 @@ class TrainingRun:
     """Made by `AsyncTrainer.run`, which has checked everything and owns the log files; `steps` is called once.
 
     journal: begun by nobody yet. resumption: where an earlier run in the same directory stood; None: this is the first.
-    results: eval.jsonl, with an evaluator. samples: samples.jsonl, if it is to have lines. log_dir: where the
-    processes' own logs go.
+    lock: told where the run's ledger is. results: eval.jsonl, with an evaluator. samples: samples.jsonl, if it is to
+    have lines. log_dir: where the processes' own logs go.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class TrainingRun:
         samples: JsonLines | None,
         checkpoints: Checkpoints,
         journal: Journal,
+        lock: RunLock,
         resumption: Resumption | None,
         run_dir: Path,
         log_dir: str,
@@ -90,6 +92,7 @@ class TrainingRun:
         self._samples = SampleLog(samples, rows, config) if samples is not None else None
         self._checkpoints = checkpoints
         self._journal = journal
+        self._lock = lock
         self._log_dir = log_dir
         self._evaluator = evaluator
         self._validate_batch = validate_batch
@@ -123,6 +126,7 @@ class TrainingRun:
         self._log_start()
         try:
             run = await self._open()
+            self._lock.tell(**run.live)
             counters = SamplingCounters()
             rollouts = self._make_rollouts(run, counters)
             saver = RunSaver(self._checkpoints, self._journal, self._recorder, run)

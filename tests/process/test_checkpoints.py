@@ -1,6 +1,7 @@
 """What a run leaves of its weights, however it ends."""
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -18,6 +19,8 @@ from pipeline.config_checks import ConfigWarning
 from pipeline.model_directory import open_model
 from pipeline.run_lock import owner
 from pipeline.tasks import guess
+from shm.block import Block
+from shm.ledger import Ledger, LedgerShape
 from tests.small_models import write_small_model
 from workers.errors import CheckpointError, WorkerDied
 from workers.model_files.config import read_model_config
@@ -295,6 +298,11 @@ def test_a_run_directory_belongs_to_one_run(model, tmp_path, monkeypatch):
             with pytest.raises(rl.ConfigError, match=rf"belongs to a run that goes on \(process {os.getpid()}\)"):
                 next_step(second.run(ROWS, steps=3, resume=tmp_path / "run"))
             before.append(step)
+            live = json.loads((tmp_path / "run" / "live.json").read_bytes())
+            shape = LedgerShape(**live["ledger_shape"])
+            with Block.open(live["ledger"]["path"], live["ledger"]["num_bytes"], writable=False) as block:
+                assert Ledger(block.view, shape).policy_version() == step.model_step
+            assert live["workers"] == {"learner": 0, "sampler-0": 1}
 
     rl.run(trainer, ROWS, steps=2, on_step=resume)
     assert before and owner(tmp_path / "run") is None and not (tmp_path / "run" / "live.json").exists()
