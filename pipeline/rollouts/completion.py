@@ -52,12 +52,14 @@ class GroupProgress:
         """Whether members that are stopped leave nothing behind."""
         return self._rule.on_stragglers == "discard"
 
-    def resume(self, handed_over: Collection[int]) -> Decision:
-        """In an earlier run the group was closed, and these members went out."""
-        self._unfinished.difference_update(handed_over)
+    def resume(self, handed_over: Collection[int], discarded: Collection[int]) -> Decision:
+        """In an earlier run these members went out when the group was closed, and those left nothing behind."""
+        self._unfinished.difference_update(handed_over, discarded)
         self._num_ended += len(handed_over)
-        self.closed = True
-        if self.discards:
+        self.closed = bool(handed_over)
+        if not self._unfinished:  # it ended before its last part went out
+            return self._last()
+        if self.closed and self.discards:
             return Decision(stop=tuple(sorted(self._unfinished)), cause=GROUP_DISCARD)
         return NOTHING
 

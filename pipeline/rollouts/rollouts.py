@@ -31,11 +31,12 @@ from pipeline.trajectory import Group, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class KeptMembers:
-    """What of a group an earlier run has done. handed_over: members that went out in a part. ended: those that wait for
-    the others. attempts: how often each has started again.
+    """What of a group an earlier run has done. handed_over: members that went out in a part. discarded: those that
+    never will. ended: those that wait for the others. attempts: how often each has started again.
     """
 
     handed_over: Collection[int] = ()
+    discarded: Collection[int] = ()
     ended: Mapping[int, Trajectory] = field(default_factory=dict)
     attempts: Mapping[int, int] = field(default_factory=dict)
 
@@ -105,7 +106,7 @@ class Rollouts:
             priority = priority_of(order, version, admission.row, self._lengths)
             if kept is not None and admission.group in kept:
                 of_group = kept[admission.group]
-                running.resume(of_group.handed_over, of_group.ended, of_group.attempts)
+                running.resume(of_group.handed_over, of_group.discarded, of_group.ended, of_group.attempts)
             for member in filter(running.wants, range(self._group_size)):
                 heapq.heappush(self._queue, (priority, admission.group, member))
         self._forget_done()

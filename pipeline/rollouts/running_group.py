@@ -68,15 +68,19 @@ class RunningGroup:
         self._failures: Counter[int] = Counter()  # how often it has failed
 
     def resume(
-        self, handed_over: Collection[int], ended: Mapping[int, Trajectory], attempts: Mapping[int, int]
+        self,
+        handed_over: Collection[int],
+        discarded: Collection[int],
+        ended: Mapping[int, Trajectory],
+        attempts: Mapping[int, int],
     ) -> None:
-        """Go on where an earlier run stood: these members went out, and those have ended and wait for the others.
-        attempts: how often each has started again.
+        """Go on where an earlier run stood: these members went out, those were discarded, and others have ended and
+        wait for the rest. attempts: how often each has started again.
         """
         self._attempts.update(attempts)
-        if handed_over:
-            self._left_out.update(handed_over)
-            self._follow(self._progress.resume(handed_over))
+        if handed_over or discarded:
+            self._left_out.update(handed_over, discarded)
+            self._follow(self._progress.resume(handed_over, discarded))
         for member, trajectory in ended.items():
             self._left_out.add(member)
             self._tokens += trajectory.generated_tokens

@@ -12,7 +12,7 @@ from pipeline.errors import ConfigError, JournalError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.journal.complete_log import complete_log
 from pipeline.journal.journal_files import read
-from pipeline.journal.log_state import LogState
+from pipeline.journal.log_state import LoggedMember, LogState
 from pipeline.journal.run_state import RunState
 from pipeline.json_lines import cut_torn_tail, read_lines
 from pipeline.resume_check import refuse_changed
@@ -56,9 +56,9 @@ class Resumption:
 
     def started_again(self) -> Iterator[dict[str, Any]]:
         """The `retry` event of each trajectory that was begun and is to begin anew."""
-        for group, outstanding in self.state.outstanding.items():
-            for member, logged in sorted(self.log.groups[group].members.items()):
-                if logged.state in ("running", "ended") and member not in outstanding.handed_over:
+        for group in self.state.outstanding:
+            for member, logged in sorted(self._logged(group).items()):
+                if logged.state in ("running", "ended"):
                     yield {
                         "group": group,
                         "trajectory": f"{group}.{member}",
@@ -71,10 +71,16 @@ class Resumption:
         """What of each outstanding group need not be done again."""
         found = {}
         for group, outstanding in self.state.outstanding.items():
-            members = self.log.groups[group].members
+            members = self._logged(group)
             again = {m: one.attempt + (one.state in ("running", "ended")) for m, one in members.items()}
-            found[group] = KeptMembers(handed_over=outstanding.handed_over, attempts=again)
+            discarded = {m for m, one in members.items() if one.state == "discarded"}
+            found[group] = KeptMembers(handed_over=outstanding.handed_over, discarded=discarded, attempts=again)
         return found
+
+    def _logged(self, group: int) -> dict[int, LoggedMember]:
+        """What the log says of the members of an outstanding group that have not been handed over."""
+        left = set(range(self.log.group_size)) - self.state.outstanding[group].handed_over
+        return {member: self.log.member(group, member) for member in left}
 
     def unfinished_evaluation(self, evaluator: Evaluator) -> tuple[int, int] | None:
         """(batches, version) of the one that was launched and has not ended: the latest that was due. It is none of
