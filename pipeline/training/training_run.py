@@ -151,6 +151,8 @@ class TrainingRun:
                 if evaluations is not None and (unfinished := self._unfinished_evaluation()) is not None:
                     evaluations.launch_again(*unfinished)
                 if (begun := self._recorder.state.training) is not None:
+                    if evaluations is not None:
+                        await self._launch(evaluations, saver)
                     step = await self._loop.take_again(begun, self._resumption.log.due)
                     self._write(step)
                     yield step
