@@ -31,10 +31,10 @@ def numbered(count, **marked):
     return rows
 
 
-def train(model, run_dir, env, arguments, rows, steps, act=None, *, limits=None, timeout=60.0, **options):
+def trainer_of(model, run_dir, env, arguments, *, limits=None, timeout=60.0, **options):
     sampling = {"environment_processes": 2} | (limits or {})
     defaults = {"groups_per_step": 4, "group_size": 4, "max_staleness": 1}
-    trainer = make_trainer(
+    return make_trainer(
         model,
         run_dir,
         env=f"unruly_envs:{env}",
@@ -43,7 +43,10 @@ def train(model, run_dir, env, arguments, rows, steps, act=None, *, limits=None,
         sampling=sampling,
         **(defaults | options),
     )
-    return steps_taken(trainer, rows, steps, act, seconds=SECONDS)
+
+
+def train(model, run_dir, env, arguments, rows, steps, act=None, **options):
+    return steps_taken(trainer_of(model, run_dir, env, arguments, **options), rows, steps, act, seconds=SECONDS)
 
 
 def total(run_dir, key):

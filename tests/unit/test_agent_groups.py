@@ -149,3 +149,52 @@ def test_silence_ends_the_run_by_name():
         assert "The agent of trajectory 0.0 made neither a request nor a reward within" in str(error)
 
     play(script)
+
+
+def test_one_that_is_given_up_is_offered_again_and_what_it_had_is_thrown_away():
+    async def script(played):
+        first, second = await played.take(), await played.take()
+        await ask(second)
+        second.driven.give_up("not this time")
+        await asyncio.sleep(1.0)
+        for _ in range(2):  # group 1's
+            await played.take()
+        again = await played.take()
+        assert again.offer == second.offer and again is not second and again.number > second.number
+        with pytest.raises(Refusal, match="has ended"):
+            await ask(second)
+        for session in (first, again):
+            await ask(session)
+            session.driven.score(1.0, None)
+        group = await played.rollouts.completed.get()
+        assert [one.generated_tokens for one in group.trajectories] == [4, 4]
+        assert (played.log.counters.failures, played.log.counters.retries) == (1, 1)
+
+    play(script, max_retries=1)
+
+
+def test_one_that_takes_too_long_is_truncated_from_its_first_request_on():
+    async def script(played):
+        first, second = await played.take(), await played.take()
+        await asyncio.sleep(1000.0)  # neither has asked for anything
+        await ask(first)
+        await ask(second)
+        second.driven.score(1.0, None)
+        group = await played.rollouts.completed.get()
+        assert [one.truncated for one in group.trajectories] == ["trajectory_timeout", None]
+        assert [one.reward for one in group.trajectories] == [0.0, 1.0]
+        assert asyncio.get_running_loop().time() == pytest.approx(1000.0 + 500.0, abs=1e-6)
+        with pytest.raises(Refusal, match="ended by trajectory_timeout"):
+            await ask(first)
+        assert played.leases == 0
+
+    play(script, trajectory_timeout=500.0)
+
+
+def test_without_any_harness_nothing_is_tried_again():
+    async def script(played):
+        error = await played.rollouts.completed.get()
+        assert "No harness asked for trajectory 0.0" in str(error) and played.log.counters.retries == 0
+        assert asyncio.get_running_loop().time() == pytest.approx(IDLE, abs=1.0)
+
+    play(script, max_retries=2)
