@@ -104,8 +104,7 @@ def record_changes(run_dir: Path, description: Mapping[str, Any]) -> None:
 
 def _not_made(path: Path, error: OSError) -> ConfigError:
     limit = refusal_in_words(error)
-    why = f"{error.strerror}; name another one." if limit is None else limit
-    return ConfigError(f"The run directory {path} can't be made: {why}")
+    return ConfigError(limit or f"The run directory {path} can't be made: {error.strerror}; name another one.")
 
 
 def one_run_dir(run_dir: Any, checkpointing: Checkpointing) -> str | None:

@@ -37,7 +37,10 @@ def main() -> None:
     command = [str(os.getpid()) if word == KEEPER else word for word in command]
     # SIGPIPE and SIGXFSZ are ignored in this interpreter, which a program would inherit.
     defaults = [signal.SIGPIPE, signal.SIGXFSZ]
-    kept = os.posix_spawn(command[0], command, os.environ, setsigmask=[], setsigdef=defaults)
+    try:
+        kept = os.posix_spawn(command[0], command, os.environ, setsigmask=[], setsigdef=defaults)
+    except OSError as error:
+        sys.exit(f"{command[0]} can't be started: {error.strerror}.")
     with contextlib.suppress(OSError):  # nobody reads it any more: the signal says so, too
         os.write(told, b"%d" % kept)
     os.close(told)

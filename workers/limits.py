@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+import threading
 from pathlib import Path
 
 from shm.block import available_bytes
@@ -25,6 +26,23 @@ def raise_descriptor_limit(need: int) -> int:
         return need if soft in _NO_LIMIT else soft
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return wanted
+
+
+def require_threads(number: int) -> None:
+    """Raise OSError unless so many more threads can be started: a library that starts its own may abort."""
+    go_on = threading.Event()
+    started = []
+    try:
+        for _ in range(number):
+            thread = threading.Thread(target=go_on.wait, daemon=True)
+            thread.start()
+            started.append(thread)
+    except RuntimeError as error:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
+    finally:
+        go_on.set()
+        for thread in started:
+            thread.join()
 
 
 def largest_file() -> int | None:
@@ -107,5 +125,5 @@ def _room_at(path: str | bytes | int | None) -> str:
         found, names = os.statvfs(folder), free_names(folder)
     except OSError:
         return ""
-    told = f" ({found.f_bavail * found.f_frsize:,} bytes are free"
-    return told + (f", and {names:,} names)" if names is not None else ")")
+    files = "" if names is None else f" and {names:,} further files"
+    return f" ({found.f_bavail * found.f_frsize:,} bytes{files} are free)"

@@ -10,10 +10,11 @@ import zmq
 
 from pipeline.errors import RunError
 from pipeline.processes.worker_handle import WorkerHandle
-from workers.limits import open_descriptors, raise_descriptor_limit, refusal_in_words
+from workers.limits import open_descriptors, raise_descriptor_limit, refusal_in_words, require_threads
 from workers.sockets import SocketDirectory
 
 STARTING_DESCRIPTORS = 24  # of the first process: with the socket directory, ZeroMQ's threads, pipes to the new one
+ZMQ_THREADS = 2
 HELD_BACK = (signal.SIGINT, signal.SIGTERM)
 STOP_SECONDS = 5.0  # for all workers together to end in order, then they are killed
 
@@ -47,6 +48,7 @@ class WorkerPool:
             )
         try:
             if self._sockets is None:
+                require_threads(ZMQ_THREADS)
                 self._sockets = SocketDirectory()
                 self._context = zmq.Context()
             handle.spawn(self._context, self._sockets, log_dir)

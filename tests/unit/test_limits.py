@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from pipeline.processes.worker_pool import WorkerPool
 from pipeline.run_directory import make_run_dir
 from pipeline.tasks import guess
 from workers import limits
-from workers.limits import free_names, refusal_in_words
+from workers.limits import free_names, refusal_in_words, require_threads
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -125,7 +126,7 @@ def test_a_process_is_not_started_without_the_files_that_it_takes(tmp_path, monk
         (MemoryError(), r"^More memory was needed, and [\d,]+ bytes are free for this process; "),
         (
             OSError(errno.ENOSPC, "No space left on device", "/tmp/none/such/file"),
-            r"^/tmp/none/such/file can't be made or written: No space left on device \([\d,]+ bytes are free.*\); ",
+            r"^/tmp/none/such/file can't be made or written: No space left on device \([\d,]+ bytes.* are free\); ",
         ),
         (OSError(errno.ENOSPC, ""), r"^A file can't be written: No space left on device; make room"),
         (OSError(errno.EDQUOT, "", "/tmp"), r"^/tmp can't .*: Disk quota exceeded \("),
@@ -173,9 +174,27 @@ def test_the_command_line_tells_a_limit_in_a_sentence(monkeypatch, capsys):
     assert said.startswith("headway: Another file was needed, and this process has the ") and said.count("\n") == 1
 
 
-def test_names_that_a_disk_has_left_are_told(tmp_path):
+def test_files_that_a_disk_may_still_have_are_told(tmp_path):
     names = free_names(tmp_path)
     assert names is None or names > 0
+
+
+def test_threads_that_a_library_would_start_are_tried_first(monkeypatch):
+    before = threading.active_count()
+    require_threads(3)
+    assert threading.active_count() == before
+    start, left = threading.Thread.start, [True]
+
+    def refuse_the_second(thread):
+        if not left:
+            raise RuntimeError("can't start new thread")
+        left.pop()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_the_second)
+    with pytest.raises(BlockingIOError):
+        require_threads(2)
+    assert threading.active_count() == before
 
 
 def test_a_run_directory_on_a_full_disk_holds_no_half_of_a_run(tmp_path, monkeypatch):
