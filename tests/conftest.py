@@ -7,7 +7,6 @@ import uuid
 import psutil
 import pytest
 
-from pipeline.processes.run_workers import MODULES
 from tests.kept_processes import KEPT
 from workers.devices import count_gpus, torch_has_cuda
 
@@ -38,8 +37,8 @@ def kept():
 
 @pytest.fixture(autouse=True, scope="module")
 def no_leftovers(request):
-    """In tests/process and tests/e2e: no worker process of a test module and no file in /dev/shm outlives it, but for
-    the processes that are kept for the next one.
+    """In tests/process and tests/e2e: no process of a test module and no file in /dev/shm outlives it, but for the
+    processes that are kept for the next one.
 
     By module, not by test: tests that can share their processes do.
     """
@@ -48,7 +47,7 @@ def no_leftovers(request):
         return
     mark = uuid.uuid4().hex
     os.environ[MARK] = mark
-    blocks = set(os.listdir("/dev/shm"))
+    blocks = shared_memory_files()
     yield
     del os.environ[MARK]
     left = leftovers(mark, blocks)
@@ -60,17 +59,22 @@ def no_leftovers(request):
 
 
 def leftovers(mark, blocks):
-    """Workers that were started under `mark` and still run, and names in /dev/shm that are not among `blocks`."""
-    found = sorted(set(os.listdir("/dev/shm")) - blocks)
+    """Processes of this user that descend from one started under `mark`, whatever they are by now, and names in
+    /dev/shm that are not among `blocks`.
+    """
+    found = sorted(shared_memory_files() - blocks)
     for process in psutil.process_iter(["cmdline", "status"]):
-        words = process.info["cmdline"] or []
-        if process.info["status"] == psutil.STATUS_ZOMBIE or not set(MODULES.values()) & set(words):
-            continue
-        if process.pid in KEPT.pids:
+        if process.info["status"] == psutil.STATUS_ZOMBIE or process.pid in KEPT.pids:
             continue
         try:
             if process.environ().get(MARK) == mark:
-                found.append(f"{process.pid} {' '.join(words)}")
-        except psutil.Error:  # it ended while we looked
+                found.append(f"{process.pid} {' '.join(process.info['cmdline'] or [])}")
+        except psutil.Error:  # it ended while we looked, or is another user's
             continue
     return found
+
+
+def shared_memory_files():
+    """Names in /dev/shm; a directory there is no block of shared memory."""
+    with os.scandir("/dev/shm") as entries:
+        return {entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)}

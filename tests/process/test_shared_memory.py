@@ -36,6 +36,11 @@ def finish(child):
     return output.splitlines()[-1]
 
 
+def shared_memory_files():
+    """Names in /dev/shm; a directory there is no block."""
+    return {name for name in os.listdir("/dev/shm") if not os.path.isdir(f"/dev/shm/{name}")}
+
+
 @pytest.fixture
 def end():
     """Children put in here do not outlive the test, however it ends."""
@@ -79,13 +84,13 @@ def test_a_reader_never_sees_a_mixed_record_of_a_hammering_writer(end):
 
 def test_nothing_is_left_of_a_killed_maker_but_what_others_have_mapped(end):
     num_bytes = 1 << 20
-    before = set(os.listdir("/dev/shm"))
+    before = shared_memory_files()
     end(child := start("hold", num_bytes))
     paths = json.loads(child.stdout.readline())
     opened = Block.open(paths[0], num_bytes)
     child.send_signal(signal.SIGKILL)
     assert child.wait(WAIT_SECONDS) == -signal.SIGKILL
-    assert set(os.listdir("/dev/shm")) <= before
+    assert shared_memory_files() <= before
     for path in paths:
         with pytest.raises(BlockError, match="cannot be opened"):
             Block.open(path, num_bytes)
