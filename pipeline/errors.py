@@ -37,3 +37,12 @@ class HopelessError(TrajectoryError):
 
 class TemplateError(TrajectoryError):
     """A model's chat template can't render a conversation; the message names the template and its reason."""
+
+
+def of_a_message(error: Exception) -> HeadwayError:
+    """`error`, which a message of a worker led to, or one that tells of it in a sentence."""
+    if isinstance(error, HeadwayError):
+        return error
+    told = RunError(f"A message could not be handled: {type(error).__name__}: {error}")
+    told.__cause__ = error
+    return told

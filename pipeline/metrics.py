@@ -226,9 +226,7 @@ METRICS: tuple[Metric, ...] = (
         "trajectories",
         'gone on since the previous step after such a loss (`recovery` "stateless" or "snapshot")',
     ),
-    Metric(
-        "recovery/restarts", "processes", "samplers and environment processes started again since the previous step"
-    ),
+    Metric("recovery/restarts", "processes", "processes started again since the previous step"),
 )
 
 

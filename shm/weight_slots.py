@@ -61,6 +61,18 @@ class WeightSlots(ABC):
             torch.cuda.current_stream(target.device).synchronize()
         return target.numel() * target.element_size()
 
+    def difference(self, slot: int, source_flat: Tensor) -> float:
+        """The largest distance of an element of the slot to what `publish` would write there; inf if one is NaN."""
+        largest = 0.0
+        flat = self.flat(slot)
+        for start in range(0, self.num_elements, _STRIP_ELEMENTS):
+            strip = flat[start : start + _STRIP_ELEMENTS]
+            source = source_flat.detach()[start : start + _STRIP_ELEMENTS].to(self.dtype)
+            if not torch.equal(strip, source):
+                distance = float((strip.float() - source.float()).abs().max())
+                largest = max(largest, distance if distance == distance else float("inf"))
+        return largest
+
     def checksum(self, slot: int) -> int:
         """A number in [0, 2**63) that any mixture of two versions changes: for tests that look for torn weights.
 

@@ -3,6 +3,9 @@
 It owns the version and slot words of the ledger. An update is whole when its slot is READY and `policy_version` is
 written; only then it answers `Published`, and only after that answer does anyone admit, pin or count at the new
 version.
+
+One that takes a dead one's place, or that a resumed run begins with, starts from saved weights and optimizer and
+replays the updates since, up to the version that was committed. It writes `policy_version` when it is there.
 """
 
 import time
@@ -13,11 +16,11 @@ import numpy as np
 from torch import Tensor
 
 from shm.errors import GateError
-from shm.gate import refusal
 from shm.ledger import Activity, State
 from shm.queue import QueueConsumer
 from shm.weights import DTYPES
 from workers.attach import Attachments
+from workers.batch_ages import BatchAges
 from workers.channel import WorkerChannel
 from workers.errors import CheckpointError
 from workers.messages import (
@@ -28,12 +31,14 @@ from workers.messages import (
     OptimStep,
     Payload,
     Published,
+    Replayed,
+    ReplayStep,
     Save,
     Saved,
 )
 from workers.model import init_flat
 from workers.model_files.flat_weights import load_flat, remove_unfinished, save_weights
-from workers.model_files.optimizer_file import save_optimizer
+from workers.model_files.optimizer_file import load_optimizer, save_optimizer
 from workers.packing import TrainingRows
 from workers.serving import HEARTBEAT_SECONDS, ends_run, introduce, serve_run
 from workers.training import Trainee
@@ -46,7 +51,11 @@ def serve(channel: WorkerChannel, config: dict[str, Any]) -> dict[str, Any] | No
 
 
 class Learner:
-    """The trainee between its channel, its batch queue, the gate and the weight slots."""
+    """The trainee between its channel, its batch queue, the gate and the weight slots.
+
+    config["base"]: {"version", "weights", "optimizer"}: where it begins, with a model directory and a file, both null
+    for the model's own weights. config["replay_to"]: the version that is committed once the updates since are replayed.
+    """
 
     def __init__(self, channel: WorkerChannel, config: dict[str, Any], attached: Attachments) -> None:
         self._channel = channel
@@ -55,128 +64,175 @@ class Learner:
         batches = attached.block("batches_queue")
         self._inbox = Inbox(QueueConsumer(batches.view))
         self._slots = attached.open_slots()  # before anything else takes device memory
+        if "num_slots" in config["slots"]:  # they are this process's own, and new
+            for slot in range(config["slots"]["num_slots"]):
+                self._ledger.write_slot(slot, -1, State.EMPTY)
         self._with_checksum: bool = config["check_weights"]
-        self._groups_per_step: int = config["groups_per_step"]
-        self._max_staleness: int = config["max_staleness"]
-        self._stale_policy: str = config["stale_policy"]
-        # Of the segments in the gradients accumulated so far: those whose age the gate judges, and, under mask_span,
-        # those that weigh nothing. `at` is the version that these gradients belong to.
-        self._trained_versions: set[int] = set()
-        self._weightless_versions: set[int] = set()
-        self._gradients_at = 0
-        self._trainee, self._untrained = None, self._load(config, attached)
+        self._ages = BatchAges(config["groups_per_step"], config["max_staleness"], config["stale_policy"])
+        self._base = config["base"]
+        self._version: int = self._base["version"]
+        self._replay_to: int = config["replay_to"]
+        self._num_updates = 0  # without replayed ones: for the ledger
+        self._trainee, self._untrained = None, None
         if config["trains"]:
-            self._trainee, self._untrained = self._make_trainee(config, attached, self._untrained), None
+            self._trainee = self._make_trainee(config, attached)
+        else:
+            self._untrained = self._load(config["weights"], config, attached)
 
-    def _load(self, config: dict[str, Any], attached: Attachments) -> Tensor:
-        """The first weights, float32 [num_elements]."""
-        if config["weights"] is None:
+    def _load(self, weights: str | None, config: dict[str, Any], attached: Attachments) -> Tensor:
+        """Those of a model directory, or the random ones that a run begins with; float32 [num_elements]."""
+        if weights is None:
             return init_flat(attached.model, config["seed"]).to(config["device"])
-        return load_flat(config["weights"], attached.model, config["device"], lambda: self._row.beat(Activity.STARTING))
+        return load_flat(weights, attached.model, config["device"], lambda: self._row.beat(Activity.STARTING))
 
-    def _make_trainee(self, config: dict[str, Any], attached: Attachments, initial: Tensor) -> Trainee:
-        return Trainee(
+    def _make_trainee(self, config: dict[str, Any], attached: Attachments) -> Trainee:
+        saved = self._base["weights"]
+        dtype = DTYPES[config["dtype"]]
+        reference = None
+        if saved is not None and config["kl_coefficient"] > 0:  # the policy that the run began with; first, and rounded
+            reference = self._load(config["weights"], config, attached).to(dtype)  # at once, for the sake of memory
+        initial = self._load(config["weights"] if saved is None else saved, config, attached)
+        trainee = Trainee(
             attached.model,
             initial,
+            reference=reference,
             optimizer=config["optimizer"],
             loss=config["loss"],
             kl_coefficient=config["kl_coefficient"],
             entropy_coefficient=config["entropy_coefficient"],
-            dtype=DTYPES[config["dtype"]],
+            dtype=dtype,
             temperature=config["temperature"],
             micro_batch_tokens=config["micro_batch_tokens"],
         )
+        if saved is not None:
+            load_optimizer(self._base["optimizer"], trainee.optimizer_state, lambda: self._row.beat(Activity.STARTING))
+        return trainee
 
     def begin(self) -> dict[str, Any]:
-        """Publish version 0; tell how samplers open the slots: as given on the CPU, as IPC handles on CUDA."""
-        self.publish(version=0, slot=0)
+        """Publish the version it begins with, if it is wanted; tell how samplers open the slots (as given on the CPU,
+        as IPC handles on CUDA), and how far the weights are from those in that slot (see `Replayed`).
+        """
+        slot: int = self._base["slot"]
+        difference = self._restore(slot) if slot >= 0 else 0.0
+        self._commit_when_replayed()
         self._untrained = None  # without training nothing else is ever published
-        return {"slots": self._slots.description()}
+        return {"slots": self._slots.description(), "difference": difference}
 
     def loop(self) -> Message:
         """Serve; returns the message that ends the run."""
-        num_updates = 0
         while True:
             # Between the chunks of a batch, and before its step, it waits with work begun.
             has_begun = self._trainee is not None and self._trainee.has_gradients
-            self._row.beat(Activity.WAITING if has_begun else Activity.IDLE, num_updates)
+            self._row.beat(Activity.WAITING if has_begun else Activity.IDLE, self._num_updates)
             message = self._channel.receive(HEARTBEAT_SECONDS)
             if message is None:
                 continue
-            self._row.beat(Activity.BUSY, num_updates)
+            self._row.beat(Activity.BUSY, self._num_updates)
             if ends_run(message):
                 return message
-            if isinstance(message, Payload):
-                self._inbox.add_piece(message)
-                self._channel.send(Consumed(consumed=self._inbox.consumed))
-            elif isinstance(message, ForwardBackward):
-                self._forward_backward(message)
-            elif isinstance(message, OptimStep):
-                self._optim_step(message)
-                num_updates += 1
-            elif isinstance(message, Save):
-                self._save(message)
+            self.handle(message)
 
-    def publish(self, version: int, slot: int) -> int:
-        """Copy the weights into `slot`, mark it READY, then write `policy_version`. Returns the bytes copied."""
+    def handle(self, message: Message) -> None:
+        """Do what it asks for, and answer."""
+        if isinstance(message, Payload):
+            self._inbox.add_piece(message)
+            self._channel.send(Consumed(consumed=self._inbox.consumed))
+        elif isinstance(message, ForwardBackward):
+            self._forward_backward(message)
+        elif isinstance(message, ReplayStep):
+            self._replay_step(message)
+        elif isinstance(message, OptimStep):
+            self._optim_step(message)
+            self._num_updates += 1
+        elif isinstance(message, Save):
+            self._save(message)
+
+    def _fill(self, slot: int) -> int:
+        """Copy the weights into `slot` and mark it READY. Returns the bytes copied."""
         weights = self._untrained if self._trainee is None else self._trainee.flat
-        self._ledger.write_slot(slot, version, State.WRITING)
+        self._ledger.write_slot(slot, self._version, State.WRITING)
         num_bytes = self._slots.publish(slot, weights)  # on CUDA it returns when the copy is done
         checksum = self._slots.checksum(slot) if self._with_checksum else 0
-        self._ledger.write_slot(slot, version, State.READY, checksum)
-        self._ledger.write_policy_version(version)
+        self._ledger.write_slot(slot, self._version, State.READY, checksum)
         return num_bytes
+
+    def _restore(self, slot: int) -> float:
+        """Have `slot` hold the version it is at, as a learner before may have left it; returns how far the weights are
+        from those that are there already, which are left alone: samplers may use them.
+        """
+        found = self._ledger.slot(slot)
+        if (found.version, found.state) == (self._version, State.READY):
+            weights = self._untrained if self._trainee is None else self._trainee.flat
+            return self._slots.difference(slot, weights)
+        self._fill(slot)
+        return 0.0
+
+    def _commit_when_replayed(self) -> None:
+        if self._version == self._replay_to:
+            self._ledger.write_policy_version(self._version)
+
+    def _check_committed(self) -> None:
+        """What it holds must be what everybody counts with."""
+        committed = self._ledger.policy_version()
+        if committed != self._version or self._version < self._replay_to:
+            raise GateError(
+                f"The learner's weights are of version {self._version}, but version {committed} is committed "
+                f"(replayed up to {self._replay_to})."
+            )
 
     def _forward_backward(self, message: ForwardBackward) -> None:
         rows = read_rows(message, self._inbox)
-        version = self._ledger.policy_version()
+        if self._version >= self._replay_to:
+            self._check_committed()
         if message.zero_gradients:
-            self._trained_versions, self._weightless_versions = set(), set()
-            self._gradients_at = version
-        elif version != self._gradients_at:
-            raise GateError(
-                f"A chunk of batch {message.batch} came at version {version}, but its first one at version "
-                f"{self._gradients_at}; all chunks of a batch must see the same weights."
-            )
-        self._note_versions(rows)
+            self._ages.begin(self._version)
+        self._ages.add(rows, message.batch, self._version)
         metrics = self._trainee.forward_backward(
             rows,
-            version=version,
+            version=self._version,
             zero_gradients=message.zero_gradients,
             batch=message.batch,
             beat=lambda: self._row.beat(Activity.BUSY),
         )
         self._channel.send(GradientsDone(batch=message.batch, metrics=metrics, consumed=self._inbox.consumed))
 
-    def _note_versions(self, rows: TrainingRows) -> None:
-        """For the gate. Only under mask_span may a segment be too old, and then no token of it may have a place in
-        the loss.
-        """
-        generated = rows.versions >= 0
-        trained = generated & (rows.scales != 0) if self._stale_policy == "mask_span" else generated
-        self._trained_versions.update(np.unique(rows.versions[trained]).tolist())
-        self._weightless_versions.update(np.unique(rows.versions[generated & ~trained]).tolist())
-
     def _optim_step(self, message: OptimStep) -> None:
-        self._pass_gate(message)
+        self._check_committed()
+        self._ages.pass_gate(message, self._version, self._ledger)
         self._row.beat(Activity.PUBLISHING)
+        # What the learner itself has seen, whatever the supervisor believes; the gate bounds it but for keep.
+        age = float(self._ages.largest)
+        metrics = self._step(message)
+        started = time.monotonic()
+        num_bytes = self._fill(message.slot)
+        self._ledger.write_policy_version(self._version)
+        metrics["train/publish_seconds"] = time.monotonic() - started
+        metrics["publish_bytes"] = float(num_bytes)
+        metrics["staleness/trained_age_max"] = age
+        self._channel.send(
+            Published(version=self._version, slot=message.slot, metrics=metrics, consumed=self._inbox.consumed)
+        )
+
+    def _step(self, message: OptimStep | ReplayStep) -> dict[str, float]:
         metrics = self._trainee.optimizer_step(
             lr=message.lr, gradient_scale=message.gradient_scale, batch=message.batch
         )
-        started = time.monotonic()
-        num_bytes = self.publish(message.to_version, message.slot)
-        metrics["train/publish_seconds"] = time.monotonic() - started
-        metrics["publish_bytes"] = float(num_bytes)
-        # What the learner itself has seen, whatever the supervisor believes; the gate bounds it but for keep.
-        metrics["staleness/trained_age_max"] = float(message.from_version - min(self._trained_versions))
-        self._channel.send(
-            Published(version=message.to_version, slot=message.slot, metrics=metrics, consumed=self._inbox.consumed)
-        )
+        self._version += 1
+        return metrics
+
+    def _replay_step(self, message: ReplayStep) -> None:
+        if self._version >= self._replay_to:
+            raise GateError(f"Batch {message.batch} was to be replayed at version {self._version}, where replay ended.")
+        self._ages.pass_replay(message.from_version, self._version)
+        self._row.beat(Activity.PUBLISHING)
+        self._step(message)
+        difference = self._restore(message.slot) if message.slot >= 0 else 0.0
+        self._commit_when_replayed()
+        self._channel.send(Replayed(version=self._version, difference=difference, consumed=self._inbox.consumed))
 
     def _save(self, message: Save) -> None:
         """Answer for it either way: a full disk is no reason to end the process that holds the weights."""
-        version = self._ledger.policy_version()
-        num_bytes, error = 0, None
+        version, num_bytes, error = self._version, 0, None
         try:
             if message.version != version:
                 raise CheckpointError(f"The learner is at version {version}, so version {message.version} isn't saved.")
@@ -201,34 +257,6 @@ class Learner:
                 Path(message.path).unlink(missing_ok=True)
                 raise
         return num_bytes
-
-    def _pass_gate(self, message: OptimStep) -> None:
-        """Refuse the step unless every segment is young enough and everyone left behind can still train in time.
-
-        The ledger is read here, by the process that holds the weights: the bound holds even if the supervisor errs.
-        """
-        version = self._ledger.policy_version()
-        if (message.from_version, message.to_version) != (version, version + 1):
-            raise GateError(
-                f"A step from version {message.from_version} to {message.to_version} was asked for "
-                f"at version {version}."
-            )
-        if self._ledger.read_lease(message.slot) != 0:
-            raise GateError(
-                f"Slot {message.slot} is still leased; version {message.to_version} can't be written there."
-            )
-        _, reservations = self._ledger.reservations(message.epoch)
-        consumed = set(message.groups)
-        why = refusal(
-            versions=sorted(self._trained_versions),
-            weightless=sorted(self._weightless_versions),
-            left_behind=[(group, admitted) for group, admitted in reservations if group not in consumed],
-            from_version=version,
-            groups_per_update=self._groups_per_step,
-            max_staleness=None if self._stale_policy == "keep" else self._max_staleness,
-        )
-        if why is not None:
-            raise GateError(why)
 
 
 def read_rows(message: ForwardBackward, inbox: Inbox) -> TrainingRows:

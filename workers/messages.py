@@ -254,6 +254,32 @@ class Saved(Message):
 
 
 @dataclass(slots=True)
+class ReplayStep(Message):
+    """Supervisor → learner: the step of an update that was taken once before, on the gradients of the
+    `ForwardBackward`s before it. Only on the way to the version that the start message names.
+
+    slot: where the version that it makes is to be resident; -1: nowhere.
+    """
+
+    batch: int
+    from_version: int
+    slot: int
+    lr: float
+    gradient_scale: float
+
+
+@dataclass(slots=True)
+class Replayed(Message):
+    """Learner → supervisor: that was done. difference: the largest of a weight to what the slot held of this version
+    already, which a learner that died has published; 0.0 if it held nothing.
+    """
+
+    version: int
+    difference: float
+    consumed: int = 0
+
+
+@dataclass(slots=True)
 class Environments(Message):
     """Supervisor → environment process."""
 
@@ -287,6 +313,8 @@ KINDS: dict[int, type[Message]] = {
     23: Published,
     24: Save,
     25: Saved,
+    26: ReplayStep,
+    27: Replayed,
     30: Environments,
     31: EnvironmentReplies,
 }

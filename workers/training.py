@@ -37,8 +37,9 @@ class Trainee:
     initial: the weights to begin with, float32 [num_elements], which become its own; it computes on their device.
     optimizer: {"beta1", "beta2", "eps", "weight_decay", "grad_clip_norm"}, all optional. Matrices alone decay,
     decoupled (AdamW); grad_clip_norm is the largest norm of the whole gradient, None for no clipping. loss: a record
-    for `losses.build_loss`. kl_coefficient: of the KL divergence to the first weights, of which a private copy is kept;
-    entropy_coefficient: of the entropy, which is rewarded; 0 is off, and both are normalised like the loss.
+    for `losses.build_loss`. kl_coefficient: of the KL divergence to `reference` [num_elements], which is kept (default:
+    a copy of the initial weights); entropy_coefficient: of the entropy, which is rewarded; 0 is off, and both are
+    normalised like the loss.
     temperature: the sampling temperature behind the behaviour log-probs. micro_batch_tokens: padded tokens that go
     through the model at once. dtype: what the model computes in; master weights, gradients and optimizer are float32.
     """
@@ -48,6 +49,7 @@ class Trainee:
         config: ModelConfig,
         initial: Tensor,
         *,
+        reference: Tensor | None = None,
         optimizer: dict[str, Any],
         loss: dict[str, Any],
         kl_coefficient: float = 0.0,
@@ -81,7 +83,10 @@ class Trainee:
         self._kl_coefficient, self._entropy_coefficient = kl_coefficient, entropy_coefficient
         # A term of the loss besides the advantage: tokens without advantage train, too.
         self._trains_all = kl_coefficient > 0 or entropy_coefficient > 0 or loss["name"] == "CustomLoss"
-        self._reference = bind_weights(self._compute.detach().clone(), config) if kl_coefficient > 0 else None
+        self._reference = None
+        if kl_coefficient > 0:
+            flat = self._compute.detach().clone() if reference is None else reference.to(dtype)
+            self._reference = bind_weights(flat, config)
         self._temperature = temperature
         self._micro_batch_tokens = micro_batch_tokens
         self._optimizer = self._make_optimizer(optimizer)

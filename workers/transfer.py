@@ -64,9 +64,11 @@ class Outbox:
         return IN_PIECES
 
     async def _wait_for_room(self, length: int) -> None:
-        while self._producer.room() < length:
-            if self._failure is not None:
+        while True:
+            if self._failure is not None:  # first: after `fail` nothing is written any more, whatever room there is
                 raise self._failure
+            if self._producer.room() >= length:
+                return
             self._room.clear()
             try:
                 await asyncio.wait_for(self._room.wait(), ROOM_SECONDS)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
 
 from pipeline.endpoint.openai_endpoint import OpenAIEndpoint
-from pipeline.errors import RunError
+from pipeline.errors import RunError, of_a_message
 from pipeline.events import EventLog
 from pipeline.gather import gather_all
 from pipeline.processes.environment_client import EnvironmentClient
@@ -16,6 +16,7 @@ from pipeline.processes.environment_hosts import EnvironmentHosts
 from pipeline.processes.learner_client import LearnerClient
 from pipeline.processes.learner_history import LearnerHistory
 from pipeline.processes.run_blocks import RunBlocks
+from pipeline.processes.run_learner import RunLearner
 from pipeline.processes.run_samplers import RunSamplers
 from pipeline.processes.run_workers import RunWorkers
 from pipeline.processes.sampler_client import SamplerClient
@@ -24,9 +25,8 @@ from pipeline.processes.worker_pool import WorkerPool
 from pipeline.processes.worker_watch import WorkerWatch
 from pipeline.run_spec import RunSpec
 from pipeline.user_code.source import EnvSource
-from shm.errors import HeadwayError
 from shm.ledger import WorkerRow
-from workers.errors import CheckpointError, WorkerDied
+from workers.errors import CheckpointError
 from workers.model_config import layout
 
 if TYPE_CHECKING:
@@ -56,10 +56,8 @@ class ActiveRun:
         """history: what a learner that dies comes back from; None: its death ends the run. first_version: where the run
         goes on, after replay from the history; republish: older versions that can be leased again from the start.
         """
-        if first_version or republish:
-            raise RunError(f"A run can't be opened at version {first_version} yet.")
         self.spec = spec
-        self._history = history
+        self._first_version, self._republish = first_version, republish
         self._env = env
         self.events = events
         self.failure: BaseException | None = None
@@ -69,19 +67,34 @@ class ActiveRun:
         self.ledger = self._blocks.ledger
         self.slots = SlotTable(spec.num_slots, self.ledger.write_lease, self._retired)
         self.workers = RunWorkers(pool, spec, num_environment_processes, log_dir, self._broke)
-        self.learner = LearnerClient(self.workers.learner.send, self._blocks.batches)
         self.endpoint: EndpointServer | None = None  # where agents drive the rollouts
         self._watch = WorkerWatch(self.workers, self.ledger, spec.worker_timeout)
         ends = {"fail": self.fail, "on_error": self._broke, "spawn_task": self._spawn_task}
         self._samplers = RunSamplers(self.workers, self._blocks, events, max_requests, **ends)
+        self._learner = RunLearner(
+            spec,
+            self.workers,
+            self._blocks,
+            self.slots,
+            events,
+            history,
+            slots_lost=self._samplers.lose_weights,
+            slots_made=self._samplers.find_weights,
+            **ends,
+        )
         self._hosts = EnvironmentHosts(spec, env, self.workers, self._blocks, events, log_dir, **ends)
         self._tasks: set[asyncio.Task] = set()
         self._on_failure: list[WeakMethod] = []
 
     @property
+<<<<<<< HEAD
     def live(self) -> dict[str, Any]:
         """What live.json says of a run that is open: where its ledger is, and whose the rows of its workers are."""
         return self._blocks.ledger_place() | {"workers": dict(self.workers.ledger_rows)}
+=======
+    def learner(self) -> LearnerClient:
+        return self._learner.client
+>>>>>>> bdb7929 (Bring a learner that dies back from a checkpoint and the journal, and open runs at later versions)
 
     @property
     def samplers(self) -> list[SamplerClient]:
@@ -94,8 +107,8 @@ class ActiveRun:
 
     @property
     def num_restarts(self) -> int:
-        """Of samplers and environment processes, so far."""
-        return self._samplers.num_restarts + self._hosts.num_restarts
+        """Of all processes, so far."""
+        return self._learner.num_restarts + self._samplers.num_restarts + self._hosts.num_restarts
 
     @property
     def time_rows(self) -> dict[str, WorkerRow]:
@@ -121,15 +134,12 @@ class ActiveRun:
         except BaseException:
             self.workers.discard_unready()
             raise
-        self.workers.learner.on_message = self.learner.receive
         self._spawn_task(self._look_after())
 
     async def _start_model(self) -> None:
-        """The learner, which makes version 0, then the samplers."""
-        detail = await self.workers.start(self.workers.learner, self._blocks.learner_config(), self._learner_died)
-        self.workers.learner.on_error = self._learner_unheard
-        self.slots.published(0, 0)
-        await self._samplers.start(detail["slots"])
+        """The learner, which makes the first version, then the samplers."""
+        slot_fields = await self._learner.start(self._first_version, self._republish)
+        await self._samplers.start(slot_fields)
 
     async def _look_after(self) -> None:
         """Bounds on the waits that no process's death ends."""
@@ -149,13 +159,13 @@ class ActiveRun:
             num_bytes = layout(self.spec.model).num_bytes("float32") * (1 if optimizer_path is None else 3)
             await self.learner.save(version, path, optimizer_path, num_bytes)
         except (asyncio.CancelledError, GeneratorExit, RunError):
-            self.workers.learner.discard()
+            self._learner.discard()
             raise
 
     @property
     def learner_serves(self) -> bool:
-        """Whether the process that holds the weights is there."""
-        return self.workers.learner.ready and not self.learner.is_lost
+        """Whether the process that holds the weights is there, or will be again."""
+        return not self.learner.is_lost
 
     async def close(self, *, at_once: bool = False) -> None:
         """End the run: nothing is asked for any more; processes stay idle for the next one, memory is freed. at_once:
@@ -200,7 +210,7 @@ class ActiveRun:
         self.failure = error
         self.slots.lease_returned.set()  # who waits for a slot, too
         self._samplers.fail(error)
-        self.learner.fail(error)
+        self._learner.fail(error)
         if self.endpoint is not None:
             self.endpoint.fail(error)
         self._hosts.fail(error)
@@ -210,22 +220,13 @@ class ActiveRun:
             if callback is not None:
                 callback(error)
 
-    def _learner_unheard(self, error: Exception) -> None:
-        """What it says can't be handled, so no answer of it may be waited for."""
-        self.learner.lose(_of_a_message(error))
-        self._broke(error)
-
     def _broke(self, error: Exception) -> None:
         """Something of the supervisor's own went wrong in a callback, where nobody waits for it."""
-        self.fail(_of_a_message(error))
+        self.fail(of_a_message(error))
 
     def _retired(self, version: int) -> None:
         """Nobody holds `version` any more."""
         self._samplers.release_version(version)
-
-    def _learner_died(self, error: WorkerDied) -> None:
-        self.learner.lose(error)
-        self.fail(error)
 
     def _spawn_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -236,12 +237,3 @@ class ActiveRun:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self.fail(task.exception())
-
-
-def _of_a_message(error: Exception) -> HeadwayError:
-    """`error`, or one that tells of it in a sentence."""
-    if isinstance(error, HeadwayError):
-        return error
-    told = RunError(f"A message could not be handled: {type(error).__name__}: {error}")
-    told.__cause__ = error
-    return told

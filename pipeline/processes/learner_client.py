@@ -1,13 +1,16 @@
-"""The supervisor's end of the learner: batches out through its queue, gradients and updates back."""
+"""The supervisor's end of the learner: batches out through its queue, gradients and updates back.
+
+What a batch consists of is kept until its update is published: a learner that takes a dead one's place has none of the
+gradients, so it is sent all of it again. Who waits for an answer just waits a little longer.
+"""
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from pipeline.errors import RunError
 from pipeline.training_rows import Rows
-from shm.queue import QueueProducer
-from workers.errors import CheckpointError
+from workers.errors import CheckpointError, WorkerDied
 from workers.messages import Consumed, ForwardBackward, GradientsDone, Message, OptimStep, Published, Save, Saved
 from workers.transfer import Outbox
 
@@ -16,18 +19,94 @@ SAVE_SECONDS = 600.0  # bound on an ended run's update, and on saving its weight
 SLOW_DISK_BYTES_PER_SECOND = 20e6
 
 
-class LearnerClient:
-    """One batch at a time: `forward_backward` (once or in chunks), then `optim_step`."""
+@dataclass(slots=True)
+class _Chunk:
+    """Rows of the batch; the future is done with the learner's metrics when their gradients are."""
 
-    def __init__(self, send: Callable[[Message], None], batches: QueueProducer) -> None:
-        self._send = send
-        self._outbox = Outbox(batches, send, "the learner")
-        self._gradients: deque[asyncio.Future[dict[str, float]]] = deque()  # of what was sent, in order
+    batch: int
+    rows: Rows
+    zero_gradients: bool
+    future: asyncio.Future[dict[str, float]]
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A message that waits for its turn, or is sent."""
+
+    message: OptimStep | Save
+    is_sent: bool = False
+
+
+class LearnerClient:
+    """One batch at a time: `forward_backward` (once or in chunks), then `optim_step`. `connect` gives it a learner to
+    speak to, `disconnect` takes that away; what is asked meanwhile waits.
+
+    `published` is the latest version that a learner has answered for, and its slot; None before the first.
+    """
+
+    def __init__(self) -> None:
+        self.published: tuple[int, int] | None = None
+        self._outbox: Outbox | None = None
+        self._send: Callable[[Message], None] | None = None
+        self._turn = asyncio.Lock()  # who sends: pieces of two payloads must not mix
+        self._chunks: list[_Chunk] = []  # of the batch, in order
+        self._num_sent = self._num_answered = 0  # of them, by and to the learner that there is now
+        self._step: _Asked | None = None
         self._update: asyncio.Future[Published] | None = None
         self._answer: asyncio.Future[Published] | None = None  # to it: comes also when nobody waits for it any more
+        self._save: _Asked | None = None
         self._saving: asyncio.Future[Saved] | None = None
         self._failure: Exception | None = None
         self._lost = False
+
+    # --- a learner, and its end ----------------------------------------------------------------------------------
+
+    async def connect(self, outbox: Outbox, send: Callable[[Message], None]) -> None:
+        """Speak to a learner that is at the version before the batch's update, and send it what was asked for."""
+        self._outbox, self._send = outbox, send
+        self._num_sent = self._num_answered = 0
+        for asked in (self._step, self._save):
+            if asked is not None:
+                asked.is_sent = False
+        await self._send_due()
+
+    def disconnect(self, error: Exception) -> None:
+        """It has died of `error`, and another one will take its place."""
+        outbox, self._outbox, self._send = self._outbox, None, None
+        if outbox is not None:
+            outbox.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """The run is over: whoever waits, or asks later, gets `error`. The learner, if there is one, may be asked to
+        save.
+        """
+        self._failure = error
+        for future in [*(chunk.future for chunk in self._chunks), self._update]:
+            _tell(future, error)
+        self._chunks.clear()
+        if self._step is not None and not self._step.is_sent:  # it never will be: the gradients are not whole
+            self._step = self._answer = None
+        if self._outbox is None:
+            self.lose(error)
+        else:
+            self._outbox.fail(error)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing can be had of a learner any more, not even in a run that has failed."""
+        return self._lost
+
+    def lose(self, error: Exception) -> None:
+        """It has ended for good, or can't be heard: who waits for what it does in a failed run gets `error`, too."""
+        if self._lost:
+            return
+        self._lost = True
+        self.disconnect(error)
+        self.fail(error)
+        for future in (self._answer, self._saving):
+            _tell(future, error)
+
+    # --- what is asked of it -------------------------------------------------------------------------------------
 
     async def forward_backward(
         self, batch: int, rows: Rows, *, zero_gradients: bool
@@ -36,20 +115,12 @@ class LearnerClient:
         gradients are.
         """
         self._check_alive()
-        parts = rows.payload()
+        if zero_gradients:
+            self._chunks.clear()
+            self._num_sent = self._num_answered = 0
         future = asyncio.get_running_loop().create_future()
-        self._gradients.append(future)
-        position = await self._outbox.put(*parts)
-        self._send(
-            ForwardBackward(
-                batch=batch,
-                num_rows=rows.num_rows,
-                num_tokens=rows.num_tokens,
-                position=position,
-                length=sum(part.nbytes for part in parts),
-                zero_gradients=zero_gradients,
-            )
-        )
+        self._chunks.append(_Chunk(batch, rows, zero_gradients, future))
+        await self._send_due()
         return future
 
     async def optim_step(
@@ -67,7 +138,7 @@ class LearnerClient:
         self._check_alive()
         self._update = asyncio.get_running_loop().create_future()
         self._answer = asyncio.get_running_loop().create_future()
-        self._send(
+        self._step = _Asked(
             OptimStep(
                 batch=batch,
                 from_version=from_version,
@@ -80,7 +151,9 @@ class LearnerClient:
             )
         )
         try:
-            published = await asyncio.wait_for(self._update, LEARNER_SECONDS)
+            async with asyncio.timeout(LEARNER_SECONDS):
+                await self._send_due()
+                published = await self._update
         except TimeoutError:
             raise RunError(f"The learner has not answered update {batch} for {LEARNER_SECONDS:g} s.") from None
         self._answer = None
@@ -103,59 +176,92 @@ class LearnerClient:
         CheckpointError when it could not write them.
         """
         self._saving = asyncio.get_running_loop().create_future()
-        self._send(Save(version=version, path=path, optimizer_path=optimizer_path))
+        self._save = _Asked(Save(version=version, path=path, optimizer_path=optimizer_path))
         seconds = SAVE_SECONDS + num_bytes / SLOW_DISK_BYTES_PER_SECOND
         try:
-            saved = await asyncio.wait_for(self._saving, seconds)
+            async with asyncio.timeout(seconds):
+                await self._send_due()
+                saved = await self._saving
         except TimeoutError:
             raise RunError(f"The learner has not saved version {version} within {seconds:.0f} s.") from None
+        finally:
+            self._save = None
         if saved.error is not None:
             raise CheckpointError(saved.error)
 
+    async def _send_due(self) -> None:
+        """All that the learner has not been sent yet, in order. Without one, and when it dies meanwhile, that waits for
+        the next one. Raises what the run failed with.
+        """
+        async with self._turn:
+            outbox = self._outbox
+            try:
+                while outbox is not None and self._num_sent < len(self._chunks):
+                    await self._send_chunk(outbox, self._chunks[self._num_sent])
+                    self._num_sent += 1
+            except WorkerDied:
+                if self._failure is not None or self._outbox is outbox:
+                    raise
+                return
+            for asked in (self._step, self._save):
+                if asked is not None and not asked.is_sent and self._send is not None:
+                    self._send(asked.message)
+                    asked.is_sent = True
+
+    async def _send_chunk(self, outbox: Outbox, chunk: _Chunk) -> None:
+        parts = chunk.rows.payload()
+        position = await outbox.put(*parts)
+        self._send(
+            ForwardBackward(
+                batch=chunk.batch,
+                num_rows=chunk.rows.num_rows,
+                num_tokens=chunk.rows.num_tokens,
+                position=position,
+                length=sum(part.nbytes for part in parts),
+                zero_gradients=chunk.zero_gradients,
+            )
+        )
+
+    # --- what it answers -----------------------------------------------------------------------------------------
+
     def receive(self, message: Message) -> None:
         """A message of the learner."""
+        if self._outbox is None:
+            return
         if isinstance(message, GradientsDone | Published | Saved | Consumed):
             self._outbox.note_consumed(message.consumed)
         if isinstance(message, GradientsDone):
             if self._failure is not None:  # who asked for them has been told that the run is over
                 return
-            if not self._gradients:
+            if self._num_answered >= self._num_sent:
                 raise RunError(f"The learner tells of gradients of batch {message.batch}, which nobody has asked for.")
-            future = self._gradients.popleft()  # the learner works in order
-            if not future.done():
+            future = self._chunks[self._num_answered].future  # the learner works in order
+            self._num_answered += 1
+            if not future.done():  # a learner before may have told of them
                 future.set_result(message.metrics)
         elif isinstance(message, Published):
-            for future in (self._update, self._answer):
-                if future is not None and not future.done():
-                    future.set_result(message)
+            self._note_published(message)
         elif isinstance(message, Saved) and self._saving is not None and not self._saving.done():
             self._saving.set_result(message)
 
-    def fail(self, error: Exception) -> None:
-        """The run is over: whoever waits, or asks later, gets `error`."""
-        self._failure = error
-        self._outbox.fail(error)
-        for future in [*self._gradients, self._update]:
+    def _note_published(self, message: Published) -> None:
+        if self._step is None or self._step.message.to_version != message.version:
+            raise RunError(f"The learner tells of version {message.version}, which nobody has asked for.")
+        self.published = message.version, message.slot
+        self._step = None
+        self._chunks.clear()  # a learner that comes after gets them from the history
+        self._num_sent = self._num_answered = 0
+        for future in (self._update, self._answer):
             if future is not None and not future.done():
-                future.set_exception(error)
-                future.exception()  # seen: nobody may be waiting for this one
-        self._gradients.clear()
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether nothing can be had of it any more, not even in a run that has failed."""
-        return self._lost
-
-    def lose(self, error: Exception) -> None:
-        """Its process has ended, or can't be heard: who waits for what it does in a failed run gets `error`, too."""
-        self._lost = True
-        self.fail(error)
-        for future in (self._answer, self._saving):
-            if future is not None and not future.done():
-                future.set_exception(error)
-                future.exception()  # seen: nobody may be waiting for this one
+                future.set_result(message)
 
     def _check_alive(self) -> None:
         """It may have died while nobody waited for it, between two steps."""
         if self._failure is not None:
             raise self._failure
+
+
+def _tell(future: asyncio.Future | None, error: Exception) -> None:
+    if future is not None and not future.done():
+        future.set_exception(error)
+        future.exception()  # seen: nobody may be waiting for this one

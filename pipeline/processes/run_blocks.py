@@ -26,8 +26,8 @@ def reply_queue_bytes(spec: RunSpec) -> int:
 
 
 class RunBlocks:
-    """Ledger, slots and queues of one run. `sampler_queues` may be called again for a restarted sampler: it gets new
-    ones.
+    """Ledger, slots and queues of one run. `sampler_queues` and `learner_queue` may be called again for a restarted
+    worker: it gets new ones.
     """
 
     def __init__(self, spec: RunSpec, run_id: int) -> None:
@@ -40,11 +40,10 @@ class RunBlocks:
             self._ledger_fields = _fields(ledger_block)
             self.ledger = Ledger(ledger_block.view, spec.ledger_shape)
             self.ledger.format(run_id)
-            batches = self._make("batches", BATCH_QUEUE_BYTES, WRONG_LOOKING)
-            self._batches_fields = _fields(batches)
-            self.batches = QueueProducer(batches.view)
-            on_cuda = spec.learner_device != "cpu"  # the learner then allocates the slots itself, and exports them
-            self._slots = {"num_slots": spec.num_slots} if on_cuda else self._make_slots()
+            self._batches: Block | None = None  # of the learner's incarnation that there is now
+            # On CUDA the learner allocates the slots itself, and exports them: they die with it.
+            self.slots_outlive_learner = spec.learner_device == "cpu"
+            self._slots = self._make_slots() if self.slots_outlive_learner else {"num_slots": spec.num_slots}
         except BaseException:
             self.close()
             raise
@@ -54,14 +53,22 @@ class RunBlocks:
         blocks = [self._make(f"slot-{i}", slot_bytes, WRONG_LOOKING) for i in range(self._spec.num_slots)]
         return {"blocks": [_fields(block) for block in blocks]}
 
+    def learner_queue(self) -> tuple[QueueProducer, dict[str, Any]]:
+        """A new queue for a new incarnation, in place of its predecessor's: our end, and the field for its config."""
+        if self._batches is not None:
+            self._batches.close()
+            self._made.remove(self._batches)
+        self._batches = self._make("batches", BATCH_QUEUE_BYTES, WRONG_LOOKING)
+        return QueueProducer(self._batches.view), {"batches_queue": _fields(self._batches)}
+
     def learner_config(self) -> dict[str, Any]:
+        """Without its queue, and where it begins."""
         spec = self._spec
         return self._common() | {
             "worker": LEARNER_ROW,
             "weights": spec.weights,
             "device": spec.learner_device,
             "threads": spec.learner_threads,
-            "batches_queue": self._batches_fields,
             "slots": self._slots,
             "groups_per_step": spec.groups_per_step,
             "max_staleness": spec.max_staleness,

@@ -1,5 +1,6 @@
 """The samplers of one run: their clients, and a new process where one has died."""
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -36,6 +37,7 @@ class RunSamplers:
         self._spawn_task = spawn_task
         self._restarts = Restarts("Samplers", workers, events, fail)
         self._slot_fields: dict[str, Any] = {}
+        self._weights_there = asyncio.Event()
         limit = RequestLimit(max_requests)
         self.clients = [SamplerClient(index, limit, on_error) for index in range(len(workers.samplers))]
 
@@ -48,8 +50,27 @@ class RunSamplers:
         """Have all of them serve. slot_fields: where the weights are, from the learner's Ready. Raises what
         `RunWorkers.start` does.
         """
-        self._slot_fields = slot_fields
+        self.find_weights(slot_fields)
         await gather_all(*(self._start(index) for index in range(len(self.clients))))
+
+    def lose_weights(self) -> None:
+        """The slots' memory has gone, with the learner whose it was: nobody may compute with it, or begin to. Each
+        sampler's place is taken by a new process, which starts when there are weights again.
+        """
+        self._weights_there.clear()
+        lost = WorkerDied("The weights that it computed with went with the learner that died.")
+        for client, handle in zip(self.clients, self._workers.samplers, strict=True):
+            client.disconnect()
+            if handle.ready:
+                handle.discard()
+                self._spawn_task(self._restart(client.index, lost, is_accident=False))
+            else:
+                handle.kill()  # it may have been told of the old slots; who starts it starts another one
+
+    def find_weights(self, slot_fields: dict[str, Any]) -> None:
+        """There are slots with weights, as the learner's Ready says: samplers may start."""
+        self._slot_fields = slot_fields
+        self._weights_there.set()
 
     def release_version(self, version: int) -> None:
         """Nobody holds `version` any more: they may let go of its weights and shared prompts."""
@@ -58,11 +79,13 @@ class RunSamplers:
 
     def fail(self, error: BaseException) -> None:
         """The run has failed: whoever waits for a segment gets `error`."""
+        self._weights_there.set()  # for who waits for them, and is told at the next step
         for client in self.clients:
             client.fail(error)
 
     async def _start(self, index: int) -> None:
         handle, client = self._workers.samplers[index], self.clients[index]
+        await self._weights_there.wait()  # ends with the learner's start, or with the run
         requests, replies, room, fields = self._blocks.sampler_queues(index)
         config = self._blocks.sampler_config(index, self._slot_fields) | fields
         await self._workers.start(handle, config, lambda error: self._died(index, error))
@@ -77,5 +100,8 @@ class RunSamplers:
         if isinstance(error, WorkerFailed):
             self._fail(error)
         elif self._workers.failure is None:
-            start = partial(self._start, index)
-            self._spawn_task(self._restarts.restart(self._workers.samplers[index], start, error))
+            self._spawn_task(self._restart(index, error))
+
+    async def _restart(self, index: int, error: WorkerDied, *, is_accident: bool = True) -> None:
+        handle, start = self._workers.samplers[index], partial(self._start, index)
+        await self._restarts.restart(handle, start, error, is_accident=is_accident)

@@ -5,7 +5,7 @@ the next version is forgotten at once, so that nobody is given a lease on what i
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from pipeline.errors import RunError
 
@@ -20,6 +20,7 @@ class SlotTable:
     """
 
     def __init__(self, num_slots: int, write_lease: Callable[[int, int], None], retired: Callable[[int], None]) -> None:
+        self.num_slots = num_slots
         self._versions = [EMPTY] * num_slots
         self._leases = [0] * num_slots
         self._write_lease = write_lease
@@ -35,6 +36,26 @@ class SlotTable:
         self._versions[slot] = version
         if before != EMPTY:
             self._retire_unless_held(before)
+
+    def restored(self, slots_of: Mapping[int, int], committed: int) -> None:
+        """In a run that begins with several versions: where they are READY, and which is the committed one."""
+        for version, slot in slots_of.items():
+            self._versions[slot] = version
+        self.committed = committed
+
+    @property
+    def held(self) -> dict[int, int]:
+        """The slots of the versions that somebody leases, and of the committed one, by version."""
+        return {
+            version: slot
+            for slot, version in enumerate(self._versions)
+            if version != EMPTY and (self._leases[slot] or version == self.committed)
+        }
+
+    def forget_unheld(self) -> None:
+        """The slots' memory is gone; who leases a version will find it there again, and nobody else any other."""
+        held = self.held
+        self._versions = [version if version in held else EMPTY for version in self._versions]
 
     def slot_of(self, version: int) -> int:
         """Raises RunError when no slot holds `version` any more."""

@@ -130,6 +130,7 @@ def check_metrics(run_dir):
     """
     lines = metrics_of(run_dir)
     restarted = {event["worker"].replace(" ", "-") for event in events_of(run_dir, "restart")}
+    restarted = {"learner" if worker == "learner-0" else worker for worker in restarted}
     seconds = {}
     for line in lines:
         keys = line.keys() - {"step", "model_step", "time"}

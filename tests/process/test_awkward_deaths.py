@@ -1,4 +1,4 @@
-"""Workers that die when nobody is waiting for them: the run ends with their name, and never waits for them after."""
+"""Workers that die when nobody is waiting for them: they are replaced, or the run ends with their name."""
 
 import asyncio
 import os
@@ -45,16 +45,10 @@ def train_and_kill(model, run_dir, monkeypatch, victim):
     return asyncio.run(asyncio.wait_for(train(), SECONDS))
 
 
-def test_learner_that_dies_while_the_sampler_still_starts_ends_the_run(model, tmp_path, monkeypatch):
-    with pytest.raises(WorkerDied, match=r"learner 0 \(pid \d+\) was killed by SIGKILL"):
-        train_and_kill(model, tmp_path / "run", monkeypatch, "learner")
-    assert [event["status"] for event in events_of(tmp_path / "run", "end")] == ["failed"]
-    assert audit(tmp_path / "run") == 0
-
-
-def test_environment_process_that_dies_while_the_sampler_still_starts_is_replaced(model, tmp_path, monkeypatch):
-    assert train_and_kill(model, tmp_path / "run", monkeypatch, "environment") == [1, 2, 3]
-    assert [event["worker"] for event in events_of(tmp_path / "run", "restart")] == ["environment 0"]
+@pytest.mark.parametrize("victim", ["learner", "environment"])
+def test_process_that_dies_while_the_sampler_still_starts_is_replaced(model, tmp_path, monkeypatch, victim):
+    assert train_and_kill(model, tmp_path / "run", monkeypatch, victim) == [1, 2, 3]
+    assert [event["worker"] for event in events_of(tmp_path / "run", "restart")] == [f"{victim} 0"]
     assert audit(tmp_path / "run") == 0
 
 
@@ -66,21 +60,24 @@ def test_sampler_that_dies_before_it_is_ready_ends_the_run(tmp_path, monkeypatch
     assert [event["status"] for event in events_of(tmp_path / "run", "end")] == ["failed"]
 
 
-def test_learner_that_dies_between_two_steps_is_not_waited_for(model, tmp_path):
+def test_learner_that_dies_between_two_steps_is_back_for_the_next(model, tmp_path):
     """The caller takes its time, so that its end is known and two batches are ready when the next step begins."""
 
     async def train():
         trainer = make_trainer(model, tmp_path / "run")
-        async for step in trainer.run(ROWS, steps=50):
+        async for step in trainer.run(ROWS, steps=5):
             if step.n == 3:
                 run = model._run
+<<<<<<< HEAD
                 while trainer._run._loop._batch_waits._rollouts.completed.qsize() < 8:  # all that are admitted
+=======
+                while trainer._run._loop.intake._rollouts.completed.qsize() < 8:  # all that are admitted
+>>>>>>> bdb7929 (Bring a learner that dies back from a checkpoint and the journal, and open runs at later versions)
                     await asyncio.sleep(0.01)
                 os.kill(run.workers.learner.pid, signal.SIGKILL)
-                while run.failure is None:
+                while run.num_restarts == 0:
                     await asyncio.sleep(0.01)
 
-    with pytest.raises(WorkerDied, match=r"learner 0 \(pid \d+\) was killed by SIGKILL"):
-        asyncio.run(asyncio.wait_for(train(), SECONDS))
-    assert [event["status"] for event in events_of(tmp_path / "run", "end")] == ["failed"]
+    asyncio.run(asyncio.wait_for(train(), SECONDS))
+    assert [event["status"] for event in events_of(tmp_path / "run", "end")] == ["completed"]
     assert audit(tmp_path / "run") == 0

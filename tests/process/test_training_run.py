@@ -186,9 +186,12 @@ def test_sampler_killed_in_mid_segment_is_restarted_and_nothing_is_lost(model, t
     assert len(numbers) == len(set(numbers)) == 12 * 16
 
 
-def test_dead_learner_ends_the_run_with_one_sentence(model, tmp_path):
+def test_learner_that_dies_again_and_again_ends_the_run_with_one_sentence(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(model, "max_restarts", 1)
     trainer = make_trainer(model, tmp_path / "run")
-    with pytest.raises(WorkerDied, match=r"learner 0 \(pid \d+\) was killed by SIGKILL"):
+    with pytest.raises(
+        rl.RunError, match=r"Learners died 2 times .* The last: The learner 0 \(pid \d+\) was killed by"
+    ):
         rl.run(trainer, ROWS, steps=50, on_step=lambda step: os.kill(model._run.workers.learner.pid, signal.SIGKILL))
     assert events_of(tmp_path / "run", "end")[0]["status"] == "failed"
     assert audit(tmp_path / "run") == 0

@@ -1,0 +1,159 @@
+"""The learner of one run: its start, from saved weights if need be, and a new process where it has died."""
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from pipeline.config_checks import warn
+from pipeline.errors import RunError, of_a_message
+from pipeline.events import EventLog
+from pipeline.processes.learner_client import LearnerClient
+from pipeline.processes.learner_history import OPTIMIZER, LearnerHistory, NothingTrained
+from pipeline.processes.learner_replay import NOWHERE, LearnerReplay
+from pipeline.processes.restarts import Restarts
+from pipeline.processes.run_blocks import RunBlocks
+from pipeline.processes.run_workers import RunWorkers
+from pipeline.processes.slot_table import SlotTable
+from pipeline.run_spec import RunSpec
+from workers.errors import WorkerDied, WorkerFailed
+from workers.transfer import Outbox
+
+
+class RunLearner:
+    """`client` speaks to the process that there is now.
+
+    One that dies is started anew and brought to the committed version: nobody but who waits for an update sees that.
+    Samplers go on meanwhile, in the slots that they have. Slots that died with it are made again, with the versions
+    that somebody holds; `slots_lost()` is then called at once, `slots_made(fields)` when they are there.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        workers: RunWorkers,
+        blocks: RunBlocks,
+        slots: SlotTable,
+        events: EventLog,
+        history: LearnerHistory | None,
+        *,
+        fail: Callable[[BaseException], None],
+        on_error: Callable[[Exception], None],
+        spawn_task: Callable[[Coroutine[Any, Any, None]], None],
+        slots_lost: Callable[[], None],
+        slots_made: Callable[[dict[str, Any]], None],
+    ) -> None:
+        """history: None of a run that can't be brought back. fail(error) ends the run; on_error gets what a message of
+        it raises; spawn_task runs a coroutine until it or the run ends.
+        """
+        self.client = LearnerClient()
+        self._workers = workers
+        self._handle = workers.learner
+        self._blocks = blocks
+        self._slots = slots
+        self._history = NothingTrained() if history is None else history
+        self._can_restart = history is not None or not spec.trains
+        self._fail = fail
+        self._on_error = on_error
+        self._spawn_task = spawn_task
+        self._slots_lost = slots_lost
+        self._slots_made = slots_made
+        self._restarts = Restarts("Learners", workers, events, fail)
+        self._replay: LearnerReplay | None = None
+
+    @property
+    def num_restarts(self) -> int:
+        """So far."""
+        return self._restarts.count
+
+    async def start(self, version: int, republish: Sequence[int]) -> dict[str, Any]:
+        """Have it serve from `version` on, with the versions of `republish` resident, too. Returns where the slots are.
+        Raises what `RunWorkers.start` does, or RunError when that can't be.
+        """
+        versions = sorted({*republish, version})
+        if len(versions) > self._slots.num_slots or versions[-1] > version:
+            raise RunError(
+                f"Versions {versions} are to be resident at version {version}, in {self._slots.num_slots} slots; none "
+                "may be newer, and each needs a slot."
+            )
+        slots_of = {resident: slot for slot, resident in enumerate(versions)}
+        fields = await self._start(version, slots_of, oldest=versions[0])
+        self._slots.restored(slots_of, version)
+        await self._connect()
+        return fields
+
+    def fail(self, error: Exception) -> None:
+        """The run has failed: whoever waits for the learner gets `error`."""
+        self.client.fail(error)
+        if self._replay is not None:
+            self._replay.fail(error)
+
+    def discard(self) -> None:
+        """End it at once: nothing of what it is at may come to be."""
+        self._handle.discard()
+        self.client.lose(RunError("The learner was ended."))
+
+    async def _restart(self) -> None:
+        """One in a dead one's place."""
+        committed, slots_of = self._slots.committed, self._slots.held
+        if self.client.published is not None:  # it may be known here and not yet have been told there
+            committed = max(committed, self.client.published[0])
+            slots_of |= {self.client.published[0]: self.client.published[1]}
+        oldest = committed if self._blocks.slots_outlive_learner else min(slots_of)
+        fields = await self._start(committed, slots_of, oldest)
+        if not self._blocks.slots_outlive_learner:
+            self._slots_made(fields)
+        await self._connect()
+
+    async def _start(self, version: int, slots_of: Mapping[int, int], oldest: int) -> dict[str, Any]:
+        """A process at `version`, which has come by `oldest` on its way, with the versions that it came by in their
+        slots. Returns where the slots are.
+        """
+        base, directory = self._history.base(oldest) if oldest else (0, None)
+        producer, queue = self._blocks.learner_queue()
+        saved = {
+            "weights": None if directory is None else str(directory),
+            "optimizer": None if directory is None else str(directory / OPTIMIZER),
+        }
+        config = self._blocks.learner_config() | queue
+        config |= {"base": saved | {"version": base, "slot": slots_of.get(base, NOWHERE)}, "replay_to": version}
+        self._outbox = Outbox(producer, self._handle.send, "the learner")
+        self._replay = LearnerReplay(self._outbox, self._handle.send)
+        try:
+            detail = await self._workers.start(self._handle, config, self._died)
+            self._handle.on_error = self._unheard
+            self._handle.on_message = self._replay.receive
+            await self._replay.run(self._history.updates(base, version), base, version, slots_of)
+            difference = max(detail["difference"], self._replay.largest_difference)
+        finally:
+            self._replay = None
+        if difference:
+            warn(
+                f"The learner was brought back to version {version}, but its weights are up to {difference:.2g} away "
+                "from those published before, so a computation of it is not repeatable (a GPU's sums, a loss of your "
+                "own that draws numbers); the run goes on with the new ones."
+            )
+        return detail["slots"]
+
+    async def _connect(self) -> None:
+        self._handle.on_message = self.client.receive
+        await self.client.connect(self._outbox, self._handle.send)
+
+    def _died(self, error: WorkerDied) -> None:
+        """One that broke a rule is not started anew: it would be asked the same again."""
+        if self._replay is not None:  # whoever waits for that has it in hand
+            self._replay.fail(error)
+            return
+        if self._workers.failure is not None or isinstance(error, WorkerFailed) or not self._can_restart:
+            self.client.lose(error)
+            self._fail(error)
+            return
+        self.client.disconnect(error)
+        if not self._blocks.slots_outlive_learner:
+            self._slots.forget_unheld()
+            self._slots_lost()
+        self._spawn_task(self._restarts.restart(self._handle, self._restart, error))
+
+    def _unheard(self, error: Exception) -> None:
+        """What it says can't be handled, so no answer of it may be waited for."""
+        told = of_a_message(error)
+        self.client.lose(told)
+        self._on_error(told)
