@@ -87,14 +87,13 @@ class ActiveRun:
         self._on_failure: list[WeakMethod] = []
 
     @property
-<<<<<<< HEAD
     def live(self) -> dict[str, Any]:
         """What live.json says of a run that is open: where its ledger is, and whose the rows of its workers are."""
         return self._blocks.ledger_place() | {"workers": dict(self.workers.ledger_rows)}
-=======
+
+    @property
     def learner(self) -> LearnerClient:
         return self._learner.client
->>>>>>> bdb7929 (Bring a learner that dies back from a checkpoint and the journal, and open runs at later versions)
 
     @property
     def samplers(self) -> list[SamplerClient]:

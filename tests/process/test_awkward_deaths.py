@@ -68,11 +68,7 @@ def test_learner_that_dies_between_two_steps_is_back_for_the_next(model, tmp_pat
         async for step in trainer.run(ROWS, steps=5):
             if step.n == 3:
                 run = model._run
-<<<<<<< HEAD
                 while trainer._run._loop._batch_waits._rollouts.completed.qsize() < 8:  # all that are admitted
-=======
-                while trainer._run._loop.intake._rollouts.completed.qsize() < 8:  # all that are admitted
->>>>>>> bdb7929 (Bring a learner that dies back from a checkpoint and the journal, and open runs at later versions)
                     await asyncio.sleep(0.01)
                 os.kill(run.workers.learner.pid, signal.SIGKILL)
                 while run.num_restarts == 0:
