@@ -21,6 +21,7 @@ from pipeline.dataset import ENVIRONMENT_KEY
 from pipeline.env import ChatMessage, Env, TrajectoryView, TurnResult, as_messages, check_recovery, cut_tool_message
 from pipeline.environments.activity import ActivityBoard, private_board
 from pipeline.environments.call_time import CALL, CallTime, LoopTime
+from pipeline.environments.dropped_processes import let_go_of_pipes
 from pipeline.environments.running_call import Episode, Refused, RunningCall
 from pipeline.environments.values import (
     catch_up,
@@ -327,6 +328,7 @@ class EnvironmentHost:
     async def _close(self, episode: Episode) -> None:
         """Call the user's `close`, if there is one. It comes after the outcome: what it raises is only logged."""
         env, episode.env = episode.env, None
+        let_go_of_pipes()
         if env is None or type(env).close is Env.close:
             return
         try:

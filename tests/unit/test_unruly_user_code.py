@@ -5,6 +5,8 @@ import importlib.util
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import tracemalloc
@@ -18,6 +20,7 @@ from environment_session import Quiz, reset, session
 from pipeline.chat.model_chat import CUT_MARK, load_chat
 from pipeline.env import ToolCall, TurnResult, tool
 from pipeline.environments.call_time import end_alarm
+from pipeline.environments.dropped_processes import let_go_of_pipes
 from pipeline.environments.resumed_loop import run_to_end
 from pipeline.environments.tool_calls import run_tool_call
 from workers.message_codec import decode, encode
@@ -255,13 +258,37 @@ def stub_result(name):
     return getattr(stub("HR77"), name)(None)
 
 
-def test_what_a_tool_gives_that_is_no_text_is_an_error_that_the_model_reads():
-    """What the process prints that it has started stays in its pipe; it ends with the environment's process."""
-    before = psutil.Process().children()
+def children():
+    return set(psutil.Process().children())
+
+
+def test_a_process_that_prints_to_nobody_ends_with_its_trajectory():
+    """HR77: the tool gives the process itself, which is no text, and so nobody holds it."""
+
+    async def steps(ask, host):
+        await reset(ask)
+        reply = await ask("turn", text="", calls=[("tool_flood", {})])
+        printing = children() - before
+        await ask("drop")
+        return reply, printing
+
+    before = children()
+    reply, printing = session(Tools, steps, max_tool_chars=100)
+    assert "not JSON serializable" in reply.result["messages"][0]["content"] and len(printing) == 1
+    assert not psutil.wait_procs(printing, timeout=20.0)[1]
+
+
+def test_a_process_whose_output_somebody_reads_goes_on():
+    command = [sys.executable, "-c", "import sys; print('first', flush=True); sys.stdin.read(); print('last')"]
+    ours, theirs = os.pipe()
     try:
-        reply = called("tool_flood", max_tool_chars=100)
+        output = subprocess.Popen(command, stdin=ours, stdout=subprocess.PIPE).stdout
+        assert output.readline() == b"first\n"
+        let_go_of_pipes()
+        os.close(theirs)
+        theirs = None
+        assert output.read() == b"last\n"
     finally:
-        for child in psutil.Process().children():
-            if child not in before:
-                child.kill()
-    assert "not JSON serializable" in reply.result["messages"][0]["content"]
+        os.close(ours)
+        if theirs is not None:
+            os.close(theirs)
