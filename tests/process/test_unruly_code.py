@@ -1,5 +1,7 @@
 """Users' code that misbehaves in a run: what becomes of its trajectory, its row, the others, and the run."""
 
+import asyncio
+import contextlib
 import os
 
 import pytest
@@ -112,6 +114,24 @@ def test_a_member_that_never_ends_is_settled_and_every_step_comes(model, tmp_pat
         (failed,) = events_of(run_dir, "failed")
         assert failed["group"] == 5 and "on_turn of trajectory 5.3 took longer than" in failed["cause"]
         assert {event["attempt"] for event in events_of(run_dir, "retry")} <= {1}
+    assert audit(run_dir) == 0
+
+
+def test_a_member_that_never_ends_does_not_hold_up_a_resumed_run_either(model, tmp_path):
+    """HR37: the run is left while that member is in its tool, and gone on with."""
+    run_dir = tmp_path / "run"
+
+    async def steps_until(last, resume):
+        trainer = trainer_of(model, run_dir, "Stuck", {"waits": True}, limits={"trajectory_timeout": 2.0})
+        async with contextlib.aclosing(trainer.run(numbered(8), steps=2, resume=resume)) as steps:
+            async for step in steps:
+                if step.n == last:
+                    return step.n
+
+    assert asyncio.run(asyncio.wait_for(steps_until(1, None), SECONDS)) == 1
+    assert asyncio.run(asyncio.wait_for(steps_until(2, run_dir), SECONDS)) == 2
+    ends = [event["truncated"] for event in events_of(run_dir, "trajectory") if event["trajectory"] == "5.3"]
+    assert ends == ["trajectory_timeout"] and sorted(trained_rows(run_dir)) == list(range(8))
     assert audit(run_dir) == 0
 
 
