@@ -117,7 +117,7 @@ class AsyncTrainer:
         spec, rules = self._check(rows, steps)
         source = self.engine.model.source
         files = _model_files(spec, source)
-        require_room(resume or self.run_dir or "runs", spec.model)
+        require_room(resume or self.run_dir or "runs", spec.model, self.config.checkpointing)
         description = (description or self._description()) | {
             "model": source.describe()
             | {"compute_dtype": self.engine.model.dtype}

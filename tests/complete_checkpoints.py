@@ -11,5 +11,6 @@ def complete(directory: Path, journal: int = 0, **state) -> Path:
     packed = pack_state({"journal": journal} | state)
     (directory / MARKER).unlink(missing_ok=True)
     (directory / STATE).write_bytes(packed)
-    (directory / MARKER).write_bytes(make_marker(directory, checkpoint_version(directory), packed, journal))
+    names = [str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()]
+    (directory / MARKER).write_bytes(make_marker(directory, names, checkpoint_version(directory), packed, journal))
     return directory

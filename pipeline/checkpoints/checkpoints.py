@@ -44,9 +44,9 @@ def checkpoint_bytes(model: ModelConfig) -> int:
     return 3 * layout(model).num_bytes("float32")
 
 
-def require_room(run_dir: str | os.PathLike[str], model: ModelConfig) -> None:
+def require_room(run_dir: str | os.PathLike[str], model: ModelConfig, config: Checkpointing) -> None:
     """Raise ConfigError unless the disk of `run_dir`, which need not be there yet, has room for a checkpoint: better
-    now than when the run is over.
+    now than when the run is over. Warn unless it has room for as many as may be there at a time.
     """
     path = Path(run_dir).absolute()
     existing = next(folder for folder in (path / FOLDER, path, *path.parents) if folder.is_dir())
@@ -55,6 +55,12 @@ def require_room(run_dir: str | os.PathLike[str], model: ModelConfig) -> None:
         raise ConfigError(
             f"The run's last checkpoint will take {needed:,} bytes, and {existing} has {free:,} free; make room, or "
             "name a run_dir on another disk."
+        )
+    more = config.keep + config.keep_best + 1 - len(find_checkpoints(run_dir)[0])  # 1: the one that is being made
+    if free < more * needed:
+        warn(
+            f"{existing} has {free:,} bytes free, and the run will save up to {more} checkpoints of {needed:,} bytes "
+            "before it removes any; make room, or keep fewer."
         )
 
 
@@ -166,7 +172,7 @@ class Checkpoints:
         try:
             await _in_thread(lambda: self._begin(temporary, state))
             await run.save_weights(version, str(temporary / SINGLE), str(temporary / OPTIMIZER))
-            await _in_thread(lambda: self._finish(temporary, final, make_marker(temporary, version, state, journal)))
+            await _in_thread(lambda: self._finish(temporary, final, version, state, journal))
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise no_space(self._folder, self._needed(state)) from error
@@ -191,9 +197,13 @@ class Checkpoints:
         require_space(self._folder, self._needed(state))
         write_files(temporary, {**self._files, STATE: state})
 
-    def _finish(self, temporary: Path, final: Path, marker: bytes) -> None:
+    def _finish(self, temporary: Path, final: Path, version: int, state: bytes, journal: int) -> None:
         """The marker, then the name."""
-        write_file(temporary / MARKER, marker)
+        names = {*self._files, STATE, SINGLE, OPTIMIZER}
+        for found in os.listdir(temporary):  # what a learner has left that died while it wrote
+            if not any(Path(name).parts[0] == found for name in names):
+                remove(temporary / found)
+        write_file(temporary / MARKER, make_marker(temporary, names, version, state, journal))
         sync_directory(temporary)
         broken = self._folder / f"{TEMPORARY}broken-{final.name}"
         if os.path.lexists(final):  # an incomplete one

@@ -6,7 +6,7 @@ Both are read as plain msgpack values, checked one by one: nothing in them is ev
 
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -45,18 +45,10 @@ def pack_state(state: Mapping[str, Any]) -> bytes:
     return msgpack.packb(dict(state), use_bin_type=True)
 
 
-def make_marker(directory: Path, version: int, state: bytes, journal: int) -> bytes:
-    """For what `directory` holds now. Raises OSError."""
-
-    def fail(error: OSError) -> None:  # os.walk would leave out what it can't read
-        raise error
-
-    files = {
-        os.path.relpath(os.path.join(folder, name), directory): os.path.getsize(os.path.join(folder, name))
-        for folder, _, names in os.walk(directory, onerror=fail)
-        for name in names
-    }
-    marker = Marker(version, journal, dict(sorted(files.items())), zlib.crc32(state))
+def make_marker(directory: Path, names: Iterable[str], version: int, state: bytes, journal: int) -> bytes:
+    """For the files of these names, which are all there. Raises OSError."""
+    files = {name: os.path.getsize(directory / name) for name in sorted(names)}
+    marker = Marker(version, journal, files, zlib.crc32(state))
     return msgpack.packb({"format": FORMAT} | asdict(marker))
 
 

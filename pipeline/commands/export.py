@@ -1,5 +1,5 @@
-"""`headway export RUN_DIR OUT_DIR`: a run's newest checkpoint as a model directory for transformers and whoever reads
-its format.
+"""`headway export RUN_DIR OUT_DIR`: a run's newest checkpoint, or the one that is named, as a model directory for
+transformers and whoever reads its format.
 
 The checkpoint has that form already, with the learner's float32 weights; the export rounds them to the dtype that
 config.json names, which the source model came in, and splits what is larger than SHARD_BYTES. OUT_DIR appears whole, or
@@ -11,7 +11,8 @@ import shutil
 from pathlib import Path
 
 from pipeline.beside_weights import TOKENIZER_FILES, json_bytes, model_dtype, read_model_files
-from pipeline.checkpoints.saved import run_checkpoint
+from pipeline.checkpoints.marker import MARKER, Incomplete, check_complete
+from pipeline.checkpoints.saved import checkpoint_version, run_checkpoint
 from pipeline.checkpoints.synced_files import sync_directory, write_files
 from pipeline.errors import ConfigError
 from workers.disk_space import require_space
@@ -25,10 +26,10 @@ _BYTES_OF = {name: DTYPE_BYTES[code] for code, name in DTYPE_NAMES.items()}
 
 
 def export(run_dir: str, out_dir: str) -> str:
-    """Returns what was done, in words. Raises ConfigError for directories that won't do, CheckpointError when the
-    checkpoint is not whole or the disk too small.
+    """run_dir: may be one of its checkpoints, too. Returns what was done, in words. Raises ConfigError for directories
+    that won't do, CheckpointError when the checkpoint is not whole or the disk too small.
     """
-    checkpoint = run_checkpoint(run_dir)
+    checkpoint = _checkpoint(Path(run_dir))
     out = Path(out_dir).resolve()
     _check_out(out)
     tensors = check_tensors(checkpoint, read_model_config(checkpoint))
@@ -56,6 +57,16 @@ def export(run_dir: str, out_dir: str) -> str:
     return _told(
         out_dir, checkpoint, files, f"{len(shards)} file{'s' * (len(shards) > 1)} of {num_bytes:,} bytes, {dtype}"
     )
+
+
+def _checkpoint(path: Path) -> Path:
+    if not os.path.lexists(path / MARKER):
+        return run_checkpoint(path)
+    try:
+        check_complete(path, checkpoint_version(path))
+    except Incomplete as error:
+        raise ConfigError(f"The checkpoint {path} is incomplete: {error}. Name another one.") from error
+    return path
 
 
 def plan_shards(

@@ -23,10 +23,9 @@ class RunSaver:
         """
         state = self._recorder.state
         version = state.version
-        if self._checkpoints.has(version):
-            return
-        kept = {"run": state.to_plain(), "journal": self._recorder.next_file()}
-        await self._checkpoints.save(self._run, version, kept, may_fail=may_fail)
+        if not self._checkpoints.has(version):
+            kept = {"run": state.to_plain(), "journal": self._recorder.next_file()}
+            await self._checkpoints.save(self._run, version, kept, may_fail=may_fail)
         # What no recovery can need goes: replay must reach every version that somebody holds, or is owed.
         needed = min([state.oldest_owed, *self._run.slots.leased])
         self._journal.remove_before(await self._checkpoints.prune(needed))

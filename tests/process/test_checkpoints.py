@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import warnings
 
 import psutil
 import pytest
@@ -222,6 +223,17 @@ def test_a_disk_without_room_for_the_weights_is_told_before_the_run(model, tmp_p
     with pytest.raises(rl.ConfigError, match=rf"will take [\d,]+ bytes, and {tmp_path} has 1,000 free"):
         rl.run(make_trainer(model, tmp_path / "new" / "run"), ROWS, steps=1)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_disk_without_room_for_all_that_may_be_kept_is_warned_of(model, tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2_000_000))
+    tiny = model.model_config
+    with pytest.warns(ConfigWarning, match=r"has 2,000,000 bytes free, and the run will save up to 3 checkpoints of"):
+        checkpoints.require_room(tmp_path, tiny, rl.Checkpointing())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        checkpoints.require_room(tmp_path, tiny, rl.Checkpointing(keep=1))
 
 
 def test_what_a_killed_run_has_left_half_done_is_removed(model, tmp_path):

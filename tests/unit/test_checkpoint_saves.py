@@ -136,6 +136,28 @@ def test_a_state_must_name_its_journals_file(tmp_path):
         asyncio.run(open_checkpoints(tmp_path).save(FakeRun(), 2, {"journal": None}))
 
 
+def test_what_a_learner_left_that_died_in_the_save_is_no_part_of_it(tmp_path):
+    class Second(FakeRun):
+        async def save_weights(self, version, path, optimizer_path):
+            Path(path).with_name(".model.safetensors.tmp-77").write_bytes(b"half")
+            (Path(path).parent / "more" / "notes.txt").stat()
+            await super().save_weights(version, path, optimizer_path)
+
+    save(open_checkpoints(tmp_path), 2, Second())
+    assert versions(tmp_path) == [2]
+    assert not list((tmp_path / "checkpoints" / "version-2").glob(".*"))
+
+
+def test_a_learner_that_wrote_no_file_makes_no_checkpoint(tmp_path):
+    class Forgetful(FakeRun):
+        async def save_weights(self, version, path, optimizer_path):
+            Path(path).write_bytes(b"weights")
+
+    with pytest.raises(CheckpointError, match="version-2 can't be made: No such file or directory"):
+        save(open_checkpoints(tmp_path), 2, Forgetful())
+    assert entries(tmp_path) == []
+
+
 def test_a_cancelled_save_leaves_nothing(tmp_path):
     async def cancel():
         begun = asyncio.Event()

@@ -193,6 +193,14 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over_with_a_warning(run_dir, t
     assert "version-9, 1 file" in said.out
 
 
+def test_an_older_checkpoint_is_exported_by_its_own_name(run_dir, tmp_path, capsys):
+    older = run_dir / "checkpoints" / "version-9"
+    exported(older, tmp_path / "out")
+    assert f"{older}, 1 file" in capsys.readouterr().out
+    (older / "state.msgpack").unlink()
+    assert "version-9 is incomplete: its state.msgpack is missing" in refused(capsys, older, tmp_path / "other")
+
+
 def test_a_checkpoint_without_weights_is_no_export(run_dir, tmp_path):
     checkpoint = run_dir / "checkpoints" / "version-10"
     (checkpoint / SINGLE).unlink()
