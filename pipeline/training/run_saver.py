@@ -14,6 +14,7 @@ class RunSaver:
         self._journal = journal
         self._recorder = recorder
         self._run = run
+        self.saves: int | None = None  # the version that is being saved
 
     async def save(self, *, may_fail: bool = False) -> None:
         """Make a checkpoint of the present version, between two batches; if there is one, the journal goes on from it.
@@ -25,7 +26,11 @@ class RunSaver:
         version = state.version
         if not self._checkpoints.has(version):
             kept = {"run": state.to_plain(), "journal": self._recorder.next_file()}
-            await self._checkpoints.save(self._run, version, kept, may_fail=may_fail)
+            self.saves = version
+            try:
+                await self._checkpoints.save(self._run, version, kept, may_fail=may_fail)
+            finally:
+                self.saves = None
         # What no recovery can need goes: replay must reach every version that somebody holds, or is owed.
         needed = min([state.oldest_owed, *self._run.slots.leased])
         self._journal.remove_before(await self._checkpoints.prune(needed))

@@ -100,6 +100,7 @@ class TrainingRun:
         self._opening = False  # the processes are being started
         self._saving = False
         self._loop: TrainingLoop | None = None
+        self._saver: RunSaver | None = None
 
     def request_stop(self) -> None:
         """End after the update that has begun."""
@@ -112,7 +113,7 @@ class TrainingRun:
         """Whom the trainer waits for now, in words; empty when it is itself at work."""
         if self._opening:
             return "the processes to start"
-        if self._saving:
+        if self._saving or (self._saver is not None and self._saver.saves is not None):
             return f"the learner, which saves version {self._scheduler.version}"
         return self._loop.waits_for if self._loop is not None else ""
 
@@ -129,7 +130,7 @@ class TrainingRun:
             self._lock.tell(**run.live)
             counters = SamplingCounters()
             rollouts = self._make_rollouts(run, counters)
-            saver = RunSaver(self._checkpoints, self._journal, self._recorder, run)
+            saver = self._saver = RunSaver(self._checkpoints, self._journal, self._recorder, run)
             self._loop = TrainingLoop(
                 self._config,
                 run,

@@ -14,6 +14,7 @@ import pytest
 from pipeline import audit
 from pipeline.checkpoints.saved import checkpoint_version
 from pipeline.commands import launch
+from pipeline.processes.active_run import ActiveRun
 from tests.e2e.run_py import PATIENCE_SECONDS, SMALL, RunFiles
 from tests.kept_processes import KEPT
 
@@ -30,11 +31,12 @@ class Run(RunFiles):
     def __init__(self, run_dir, patch):
         super().__init__(run_dir)
         self.trainer = None
-        self.hold_after = 0  # the step behind which the learner answers no more
+        self.hold_after = None  # the step behind which the learner answers no more
+        self.hold_save = None  # the version that it gets no further than to be asked to save
         self.signalled = 0.0  # when the last thing was done to it
         self.errors = []
-        self.made = threading.Event()
-        make_trainer, show = launch.make_trainer, launch.Progress.show
+        self.made, self.held = threading.Event(), threading.Event()
+        make_trainer, show, save_weights = launch.make_trainer, launch.Progress.show, ActiveRun.save_weights
 
         def make_and_keep(*arguments):
             self.trainer = make_trainer(*arguments)
@@ -43,9 +45,15 @@ class Run(RunFiles):
 
         def show_and_hold(progress, n, metrics):
             if n == self.hold_after:
-                os.kill(self.learner, signal.SIGSTOP)
+                self._hold_learner()
             show(progress, n, metrics)
 
+        async def hold_and_save(active, version, *arguments):
+            if version == self.hold_save:
+                self._hold_learner()
+            await save_weights(active, version, *arguments)
+
+        patch.setattr(ActiveRun, "save_weights", hold_and_save)
         patch.setattr(launch, "make_trainer", make_and_keep)
         patch.setattr(launch.Progress, "show", show_and_hold)
 
@@ -54,9 +62,10 @@ class Run(RunFiles):
         (pid,) = (handle.pid for handle in KEPT.handles if handle.role == "learner" and handle.started)
         return pid
 
-    def train(self, *options, act, hold_after=0):
+    def train(self, *options, act, **held):
         """The exit code and stderr of a run beside which `act(self)` is called, in a thread of its own."""
-        self.hold_after = hold_after
+        for name, value in held.items():
+            setattr(self, name, value)
         thread = threading.Thread(target=self._act, args=[act])
         thread.start()
         command = ["run", *SMALL, "--device", "cpu", "--run-dir", str(self.run_dir), *ALWAYS_UPDATES, *options]
@@ -81,6 +90,8 @@ class Run(RunFiles):
         while not self.trainer.waits_for.startswith(words):
             assert time.monotonic() < deadline, f"no wait for {words} within {PATIENCE_SECONDS:g} s"
             time.sleep(0.01)
+        if self.hold_after is not None or self.hold_save is not None:
+            assert self.held.wait(PATIENCE_SECONDS)
 
     def send(self, number):
         os.kill(os.getpid(), number)
@@ -90,6 +101,10 @@ class Run(RunFiles):
         self.send(number)
         time.sleep(0.2)  # two signals that meet are one
         self.send(number)
+
+    def _hold_learner(self):
+        os.kill(self.learner, signal.SIGSTOP)
+        self.held.set()
 
     def release_learner(self):
         os.kill(self.learner, signal.SIGCONT)
@@ -148,29 +163,36 @@ def test_an_update_that_has_begun_is_finished_counted_and_saved(run):
     assert version_of(run) in saved
 
 
-def test_a_checkpoint_that_is_being_written_is_finished(run):
-    """HR64. All steps are trained by then; that someone asked for the end shows in the exit code alone."""
+@pytest.mark.parametrize(
+    ("steps", "version", "options", "status"),
+    [(100000, 1, ("--weights-every", "1"), "stopped"), (2, 2, (), "completed")],
+)
+def test_a_checkpoint_that_is_being_written_is_finished(run, steps, version, options, status):
+    """HR64. In mid-run, and at its end: there it shows in the exit code alone that someone asked for it."""
 
     def act(run):
-        run.wait_for("the learner, which saves version 2")
+        run.wait_for(f"the learner, which saves version {version}")
         run.send(signal.SIGINT)
         run.release_learner()
 
-    assert run.train("--steps", "2", act=act, hold_after=2) == (130, "")
-    end, saved = check_end(run, "completed")
-    assert end["steps"] == 2 and version_of(run) in saved
+    assert run.train("--steps", str(steps), *options, act=act, hold_save=version) == (130, "")
+    end, saved = check_end(run, status)
+    assert end["steps"] == version and max(saved) == version_of(run) == version
 
 
 @pytest.mark.parametrize(
-    ("words", "steps", "hold_after"),
-    [("the learner, which trains batch 2", 100000, 1), ("the learner, which saves version 1", 1, 1)],
+    ("words", "steps", "held"),
+    [
+        ("the learner, which trains batch 2", 100000, {"hold_after": 1}),
+        ("the learner, which saves version 1", 1, {"hold_save": 1}),
+    ],
 )
-def test_the_second_signal_ends_the_run_at_once_whatever_it_waits_for(run, words, steps, hold_after):
+def test_the_second_signal_ends_the_run_at_once_whatever_it_waits_for(run, words, steps, held):
     """The learner, which is held, would not let it end. What was saved before stays good."""
 
     def act(run):
         run.wait_for(words)
         run.send_twice(signal.SIGTERM)
 
-    assert run.train("--steps", str(steps), act=act, hold_after=hold_after) == (143, "")
-    check_end(run, "stopped")
+    assert run.train("--steps", str(steps), act=act, **held) == (143, "")
+    assert check_end(run, "stopped")[1] == [0]
