@@ -1,10 +1,12 @@
 # make run and make test are all a newcomer needs: Python 3.11 or newer, make, this checkout.
-# Overridable: VENV (where the virtual environment is), PYTHON (which makes it), ARGS (passed on), SMOLLM2 (the model).
+# Overridable: VENV (where the virtual environment is), PYTHON (which makes it), ARGS (passed on), MINUTES (of
+# the soak), SMOLLM2 (the model).
 
 VENV ?= .venv
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 ARGS ?=
+MINUTES ?= 30
 SMOLLM2 ?= models/SmolLM2-135M-Instruct
 INSTALLED = $(VENV)/.installed
 TESTABLE = $(VENV)/.installed-test
@@ -27,8 +29,9 @@ test: export PYTHONDONTWRITEBYTECODE =
 test: $(TESTABLE) ## install into .venv and run the tests
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-soak: $(TESTABLE) ## the tests marked slow
+soak: $(TESTABLE) ## the tests marked slow, then MINUTES of runs whose processes are killed and frozen at random
 	$(VENV)/bin/python -m pytest -m slow $(ARGS)
+	$(VENV)/bin/python -m bench.soak --minutes $(MINUTES)
 
 bench: $(INSTALLED) ## asynchronous against synchronous training, side by side
 	$(VENV)/bin/python -m bench.async_vs_sync $(ARGS)

@@ -1,0 +1,70 @@
+"""Kill a run at random instants of an epoch, and resume it: each row is trained exactly once, and nothing is lost."""
+
+import random
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+
+import pytest
+
+from bench.soak.__main__ import audit_findings
+from bench.soak.errands import write_rows
+from bench.soak.replay import Replay
+from bench.soak.run_options import run_options
+from bench.soak.strikes import Strike
+from bench.soak.struck_run import StruckRun
+from tests.small_models import write_small_model
+
+NUM_ROWS = 40
+LINES_PER_ROW = 30  # of events.jsonl, at least: four members of three turns, a segment and a tool call each
+PATIENCE_SECONDS = 100.0  # bound on the wait for the end after the last kill
+
+
+def kills(count, seed, lines):
+    """Strikes that are `lines` lines of the log apart, more or less; every second one hits the supervisor."""
+    draws = random.Random(seed)
+    for number in range(2 * count):
+        kind = "kill_supervisor" if number % 2 else "kill"
+        yield Strike(kind, draws.uniform(0.1, 1.9) * lines / 2, 0.0, draws.random())
+
+
+def check_epoch(directory, way, recovery, num_rows, num_resumes, seed, processes):
+    """An epoch with so many resumes at random instants, in each of which a worker had just been killed, too."""
+    data, ledger, run_dir = directory / "rows.jsonl", directory / "ledger.jsonl", directory / "run"
+    write_rows(str(data), num_rows)
+    model = write_small_model(directory / "model")
+    arguments = {"ledger": str(ledger), "hang": 0.0, "recovery": recovery}
+    options = run_options(way, model, data, num_rows, arguments, processes)
+    log = run_dir / "events.jsonl"
+
+    def lines():
+        return float(log.read_bytes().count(b"\n")) if log.exists() else 0.0
+
+    with tempfile.TemporaryDirectory(dir="/tmp") as temporary:
+        run = StruckRun(run_dir, uuid.uuid4().hex, Path(temporary), options)
+        try:
+            struck = kills(num_resumes, seed, 0.6 * LINES_PER_ROW * num_rows / num_resumes)
+            completed = run.run(struck, float("inf"), PATIENCE_SECONDS, clock=lines)
+        finally:
+            run.end()
+        assert not run.violations and completed, (run.violations, run.exits, run.struck)
+        assert list(Path(temporary).iterdir()) == [], "left behind"
+    assert run.exits["killed"] == num_resumes
+    replay = Replay(run.directory, ledger, num_rows)
+    assert replay.violations == []
+    assert replay.counts["rows_trained_once"] == num_rows
+    assert audit_findings(run.directory) == []
+
+
+@pytest.mark.timeout(300)
+def test_killed_and_resumed_twice(tmp_path):
+    seed = random.randrange(sys.maxsize)
+    check_epoch(tmp_path, "async", "snapshot", num_rows=12, num_resumes=2, seed=seed, processes=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("way", "recovery"), [("async", "drop"), ("sync", "snapshot"), ("ahead", "stateless")])
+def test_killed_and_resumed_twenty_times(tmp_path, way, recovery):
+    check_epoch(tmp_path, way, recovery, NUM_ROWS, num_resumes=20, seed=random.randrange(sys.maxsize), processes=2)
