@@ -1,0 +1,114 @@
+"""`--resume RUN_DIR`: runs that were stopped, killed or completed go on, or say that there is nothing to do."""
+
+import json
+import shutil
+import signal
+import tempfile
+
+import pytest
+
+from pipeline import audit
+from tests.e2e.run_py import ROOT, SMALL, RunFiles, RunPy
+from tests.kept_processes import KEPT
+
+
+@pytest.fixture
+def run(kept, tmp_path):
+    return RunFiles(tmp_path / "run")
+
+
+def train(run, *options):
+    """`headway run` of a small new run, in this process."""
+    return KEPT.command(run.run_dir.parent, "run", *SMALL, "--device", "cpu", "--run-dir", str(run.run_dir), *options)
+
+
+def resume(run, *options, directory=None):
+    return KEPT.command(directory or run.run_dir.parent, "run", "--resume", str(run.run_dir), *options)
+
+
+def everything_in(path):
+    return {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in path.rglob("*") if file.is_file()}
+
+
+def check_whole(run, steps, resumed):
+    """Trained to its end, as if it had never been interrupted: batches, versions, times and the audit."""
+    assert [line["step"] for line in run.lines("metrics.jsonl")] == list(range(1, steps + 1))
+    assert [event["step"] for event in run.events("batch")] == list(range(1, steps + 1))
+    published = [event["version"] for event in run.events("published") if event["version"]]
+    assert sorted(set(published)) == list(range(1, run.lines("metrics.jsonl")[-1]["model_step"] + 1))
+    assert [event.get("resumed", 0) for event in run.events("run")] == list(range(resumed + 1))
+    times = [event["t"] for event in run.lines("events.jsonl")]
+    assert times == sorted(times)
+    trained = [group for event in run.events("batch") for group in event["groups"]]
+    assert len(trained) == len(set(trained)) == steps * int(SMALL[1])
+    end = run.events("end")[-1]
+    assert (end["status"], end["steps"]) == ("completed", steps)
+    assert audit.main(str(run.run_dir / "events.jsonl")) == 0
+
+
+def test_a_completed_run_trains_on_when_more_steps_are_asked_for(run):
+    """HR66: and says that there is nothing to do when they are not, changing nothing."""
+    assert train(run, "--steps", "3")[0] == 0
+    before = everything_in(run.run_dir)
+    for options in ([], ["--steps", "3"], ["--steps", "2"]):
+        code, out, err = resume(run, *options)
+        assert (code, out.partition(":")[0], err) == (0, "nothing to do", "")
+    assert everything_in(run.run_dir) == before
+
+    code, out, err = resume(run, "--steps", "5")
+    assert (code, err) == (0, ""), err
+    assert "completed after 5 of 5 steps, 2 of them since the resume, in " in out
+    check_whole(run, steps=5, resumed=1)
+    code, out, err = resume(run)  # what a resume has changed stays so
+    assert (code, out) == (0, f"nothing to do: {run.run_dir} has trained 5 steps, and 5 are asked for; to train on, "
+                              "ask for more by --steps.\n")  # fmt: skip
+
+
+def test_the_runs_own_modules_are_found_from_any_directory(run, tmp_path):
+    (tmp_path / "my_resumed_losses.py").write_text("def simple(p, q, a, mask, ages):\n    return -a * p\n")
+    options = ("--loss", "custom", "--loss-function", "my_resumed_losses:simple")
+    assert train(run, "--steps", "1", *options)[0] == 0
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    moved = RunFiles(elsewhere / "moved")
+    shutil.move(run.run_dir, moved.run_dir)
+    code, _, err = resume(moved, "--steps", "2", directory=elsewhere)
+    assert (code, err) == (0, ""), err
+    check_whole(moved, steps=2, resumed=1)
+
+
+def test_a_changed_data_file_is_refused_naming_the_rows(run):
+    """What the options say is the same; what they stand for is not."""
+    assert train(run, "--steps", "1")[0] == 0
+    record = run.record()
+    record["rows"]["digest"] = "sha256:0"
+    (run.run_dir / "config.json").write_text(json.dumps(record))
+    before = everything_in(run.run_dir)
+    code, _, err = resume(run, "--steps", "2")
+    assert code == 2 and "The training rows are not those that the run began with" in err
+    assert everything_in(run.run_dir) == before
+
+
+@pytest.mark.parametrize("steps_before", [0, 3])
+def test_a_killed_run_goes_on(run, steps_before):
+    """Its supervisor is killed as its first checkpoint is there, or when some batches are trained."""
+    with tempfile.TemporaryDirectory(prefix="hw-", dir="/tmp") as temporary:
+        killed = RunPy(run.run_dir, temporary, "--steps", str(steps_before + 3))
+        try:
+            killed.wait_until(lambda: killed.events("checkpoint"), "first checkpoint")
+            killed.wait_for_steps(steps_before)
+            killed.process.send_signal(signal.SIGKILL)
+            assert killed.wait() == -signal.SIGKILL
+        finally:
+            killed.end()
+        if steps_before == 0:
+            code, _, err = resume(run)
+            assert (code, err) == (0, "")
+        else:  # as a user does it, once
+            following = RunPy(run.run_dir, temporary, "--resume", "run", script=ROOT / "run.py")
+            try:
+                assert (following.wait(), following.stderr) == (0, ""), following.stdout
+            finally:
+                following.end()
+    check_whole(run, steps=steps_before + 3, resumed=1)
+    assert resume(run)[1].startswith("nothing to do: ")
