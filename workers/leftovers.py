@@ -10,7 +10,9 @@ import os
 import select
 import signal
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
+
+from workers import keeper
 
 WORKER = "HEADWAY_WORKER"  # the endpoint of the process of ours that it descends from
 GONE_SECONDS = 2.0  # bound on the wait for their end
@@ -20,13 +22,12 @@ def end_marked(variable: str, value: str, patience_seconds: float = 0.0) -> list
     """Kill every process of this user whose environment says so, but for this one and those it descends from, and
     return their process ids. They are gone then, unless the kernel needs more than GONE_SECONDS for it.
 
-    patience_seconds: what they get to end by themselves in, such as keepers, who know of more than the marked ones.
+    patience_seconds: what keepers among them get first to end by themselves in: they know of more than the marked ones.
     """
     mark = os.fsencode(f"{variable}={value}")
     with contextlib.ExitStack() as stack:
         found = _open_marked(mark, stack)
-        _wait(found.values(), patience_seconds)
-        found |= _open_marked(mark, stack, known=found) if patience_seconds else {}
+        _wait([pidfd for pid, pidfd in found.items() if _is_keeper(pid)] if patience_seconds else [], patience_seconds)
         killed = []
         for pid, pidfd in found.items():
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -37,12 +38,12 @@ def end_marked(variable: str, value: str, patience_seconds: float = 0.0) -> list
     return killed
 
 
-def _open_marked(mark: bytes, stack: contextlib.ExitStack, known: Collection[int] = ()) -> dict[int, int]:
+def _open_marked(mark: bytes, stack: contextlib.ExitStack) -> dict[int, int]:
     """Process id -> a descriptor, by which no other process that gets the number meanwhile can be meant."""
     spared, found = _this_and_ancestors(), {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         pid = int(name)
-        if pid not in spared and pid not in known and _has_mark(pid, mark):
+        if pid not in spared and _has_mark(pid, mark):
             with contextlib.suppress(OSError):
                 pidfd = os.pidfd_open(pid)
                 stack.callback(os.close, pidfd)
@@ -66,6 +67,14 @@ def _has_mark(pid: int, mark: bytes) -> bool:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return mark in file.read().split(b"\0")
     except OSError:  # it is gone, or another user's
+        return False
+
+
+def _is_keeper(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return os.fsencode(keeper.__file__) in file.read().split(b"\0")
+    except OSError:
         return False
 
 
