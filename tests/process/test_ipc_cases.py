@@ -53,7 +53,11 @@ def start(base):
     for process in started:
         process.kill()
         process.wait()
-        for pipe in (process.stdin, process.stdout, process.stderr):  # whoever else holds the other end is not waited for
+        for pipe in (
+            process.stdin,
+            process.stdout,
+            process.stderr,
+        ):  # whoever holds its other end may live on
             pipe.close()
 
 
