@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from dying_learner import Dying
 from test_model import LLAMA
 from test_packing import make_rows
 
@@ -19,33 +20,12 @@ from pipeline.processes.slot_table import SlotTable
 from pipeline.run_spec import RunSpec
 from pipeline.training_rows import Rows
 from shm.errors import HeadwayError
-from shm.ledger import State
 from workers.attach import Attachments
 from workers.errors import WorkerDied, WorkerFailed
-from workers.learner import Learner
 from workers.message_codec import decode, encode
-from workers.messages import GradientsDone, Message, Published, Replayed
+from workers.messages import Message
 
 LR = 0.01
-# Where a learner may die in the course of one update, in order; the same in its replay, where there is such a point.
-POINTS = [
-    "rows_arrived",
-    "in_forward",
-    "gradients_made",
-    "gradients_told",
-    "step_arrived",
-    "stepped",
-    "slot_writing",
-    "slot_ready",
-    "version_written",
-    "published",
-]
-# The points before and after each answer.
-AROUND = {
-    GradientsDone: ("gradients_made", "gradients_told"),
-    Published: ("version_written", "published"),
-    Replayed: ("version_written", "published"),
-}
 
 
 def spec(**changes: Any) -> RunSpec:
@@ -107,65 +87,16 @@ class Killed(BaseException):
     """The process is gone at this very point."""
 
 
-class Dying(Learner):
-    """Calls `reach(point)` at each point, which raises Killed where it is to die."""
-
-    def __init__(self, reach: Callable[[str], None], *arguments: Any) -> None:
-        self._reach = reach
-        super().__init__(*arguments)
-        self._ledger.write_slot = self._reaching(self._ledger.write_slot)
-
-    def _forward_backward(self, message):
-        self._reach("rows_arrived")
-        forward_backward = self._trainee.forward_backward
-        self._trainee.forward_backward = lambda rows, beat, **options: forward_backward(
-            rows, beat=lambda: self._reach("in_forward"), **options
-        )
-        try:
-            super()._forward_backward(message)
-        finally:
-            self._trainee.forward_backward = forward_backward
-
-    def _step(self, message):
-        self._reach("step_arrived")
-        metrics = super()._step(message)
-        self._reach("stepped")
-        return metrics
-
-    def _reaching(self, write_slot):
-        def write(slot, version, state, checksum=0):
-            write_slot(slot, version, state, checksum)
-            self._reach("slot_writing" if state == State.WRITING else "slot_ready")
-
-        return write
-
-    def _save(self, message):
-        self._reach("save_arrived")
-        super()._save(message)
-
-    def _write(self, message):
-        beat = self._row.beat
-        self._row.beat = lambda activity: self._reach("saving")
-        try:
-            return super()._write(message)
-        finally:
-            self._row.beat = beat
-
-
 class Channel:
-    """The learner's end: what it sends comes to `deliver`. Dies before and after an answer, too."""
+    """The learner's end: what it sends comes to `deliver` in a later tick."""
 
-    incarnation = 0
+    incarnation, receive = 0, None
 
-    def __init__(self, reach: Callable[[str], None], deliver: Callable[[Message], None]) -> None:
-        self._reach = reach
+    def __init__(self, deliver: Callable[[Message], None]) -> None:
         self._deliver = deliver
 
     def send(self, message):
-        before, after = AROUND.get(type(message), ("answering", "answered"))
-        self._reach(before)
         asyncio.get_running_loop().call_soon(self._deliver, through_the_wire(message))
-        self._reach(after)
 
 
 class InProcess:
@@ -181,7 +112,6 @@ class InProcess:
         self.failure: BaseException | None = None
         self.learner = self
         self.worker: Dying | None = None
-        self.batch, self._replays = 0, False
         self._attached: Attachments | None = None
         self._arrived: deque[Message] = deque()
         self.on_message = self.on_error = self.on_death = lambda what: None
@@ -190,7 +120,7 @@ class InProcess:
         await asyncio.sleep(0)
         self._attached = Attachments(config)
         try:
-            self.worker = Dying(self.reach, Channel(self.reach, self._deliver), config, self._attached)
+            self.worker = Dying(Channel(self._deliver), config, self._attached, self.reach)
             detail = self.worker.begin()
         except Killed:
             self._end()
@@ -213,8 +143,8 @@ class InProcess:
 
     discard = kill
 
-    def reach(self, point):
-        if self.plan and self.plan[0] == (point, self.batch, self._replays):
+    def reach(self, point, batch, replays):
+        if self.plan and self.plan[0] == (point, batch, replays):
             self.plan.popleft()
             raise Killed
 
@@ -222,8 +152,6 @@ class InProcess:
         if self.worker is not worker:  # it has died since
             return
         message = self._arrived.popleft()
-        self.batch = getattr(message, "batch", self.batch)
-        self._replays = worker._version < worker._replay_to
         try:
             worker.handle(message)
         except Killed:

@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from learner_in_process import POINTS, InProcess, Recorded, Training, some_rows, spec
+from dying_learner import POINTS
+from learner_in_process import InProcess, Recorded, Training, some_rows, spec
 
 from pipeline.errors import RunError
 from pipeline.processes.learner_history import OPTIMIZER
