@@ -29,6 +29,7 @@ from pipeline.errors import ConfigError, ConfigTypeError, InfrastructureError, R
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.losses import CISPO, GSPO, PPO, CustomLoss, DecoupledPPO, ImportanceSampling, PolicyGradient
 from pipeline.rollouts.rollout_engine import RolloutEngine
+from pipeline.run_warnings import RunWarning
 from pipeline.single_turn import SingleTurn
 from pipeline.supervisor import Supervisor
 from pipeline.trainer import AsyncTrainer, run
@@ -72,6 +73,7 @@ __all__ = [
     "PolicyGradient",
     "RolloutEngine",
     "RunError",
+    "RunWarning",
     "Sampling",
     "Schedule",
     "SingleTurn",

@@ -35,6 +35,8 @@ FIELDS: dict[str, str] = {
 }
 OPTIONAL: dict[str, str] = {"run": "resumed", "admitted": "id", "batch": "members"}
 
+STANDING_STILL = ("wait", "restart", "retry")
+
 FLUSH_SECONDS = 1.0  # events that are older go to the system with the next one
 
 _REQUIRED = {event: frozenset(names.split()) for event, names in FIELDS.items()}
@@ -51,12 +53,14 @@ class EventLog:
         self._start = clock() - seconds
         self._last = seconds
         self._flushed = 0.0
+        self.num_moves = 0  # events that tell of something done, not of a wait or a loss
 
     def log(self, event: str, /, **fields: Any) -> None:
         """Append one event, with exactly the fields that it has. `from` is a Python word: pass `**{"from": 3}`."""
         lacking, surplus = _REQUIRED[event] - fields.keys(), fields.keys() - _ALLOWED[event]
         assert not lacking and not surplus, f"event {event!r} lacks {sorted(lacking)}, has {sorted(surplus)} too many"
         now = self.seconds()
+        self.num_moves += event not in STANDING_STILL
         self._lines.write({"t": now, "event": event} | fields)
         if now - self._flushed >= FLUSH_SECONDS:
             self.flush()

@@ -215,6 +215,16 @@ class Supervisor:
             raise
         return run
 
+    @property
+    def active(self) -> ActiveRun | None:
+        """The run that is under way, or being opened."""
+        return self._run
+
+    @property
+    def starting(self) -> str:
+        """Of a run that is being opened: which processes are not ready yet, and which of them stand still."""
+        return "" if self._run is None else self._run.starting
+
     async def end_run(self, run: ActiveRun, *, at_once: bool = False) -> None:
         """The processes stay, idle; the run's shared memory goes. at_once: who is at work still is not waited for."""
         try:

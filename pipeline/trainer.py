@@ -31,6 +31,8 @@ from pipeline.run_directory import make_default_run_dir, make_run_dir, one_run_d
 from pipeline.run_lock import RunLock
 from pipeline.run_spec import RunSpec
 from pipeline.schedule import ScheduleRules
+from pipeline.stalls.run_report import moves_of, run_report
+from pipeline.stalls.stall_watch import StallWatch
 from pipeline.trainer_config import TrainerConfig
 from pipeline.training.resumption import Resumption, find_run, read_resumption
 from pipeline.training.training_loop import Step, ValidateBatch
@@ -97,6 +99,7 @@ class AsyncTrainer:
         self._run: TrainingRun | None = None  # the last one
         self._checkpoints: Checkpoints | None = None  # its
         self.was_complete = False  # what the last run was to resume had all its steps: nothing was done
+        self._with_caller = False  # between two batches: nothing need move as long as the caller likes
 
     async def run(
         self,
@@ -177,9 +180,12 @@ class AsyncTrainer:
                     validate_batch=self._validate_batch,
                 )
                 # aclosing: a caller who leaves the loop early must end the run now, not when garbage is collected.
-                async with aclosing(self._run.steps()) as trained:
-                    async for step in trained:
-                        yield step
+                with self._stall_watch(directory).watching():
+                    async with aclosing(self._run.steps()) as trained:
+                        async for step in trained:
+                            self._with_caller = True
+                            yield step
+                            self._with_caller = False
         finally:
             lock.close()
             gc.unfreeze()
@@ -217,6 +223,31 @@ class AsyncTrainer:
     def evaluations(self) -> list[Evaluation]:
         """Of the last run, in order."""
         return self._run.evaluations if self._run is not None else []
+
+    def _stall_watch(self, directory: Path) -> StallWatch:
+        run, model, self._with_caller = self._run, self.engine.model, False
+
+        def moves() -> Any:
+            active = model.active
+            idle = self._with_caller or active is None or active.failure is not None  # one that ends has bounds enough
+            return None if idle else moves_of(active)
+
+        async def report() -> dict[str, Any]:
+            return {"trainer": run.state()} | (await run_report(model.active) if model.active is not None else {})
+
+        def fail(error: BaseException) -> None:
+            if model.active is not None:
+                model.active.fail(error)
+
+        return StallWatch(
+            directory,
+            self.config.stall_timeout,
+            moves=moves,
+            report=report,
+            waits_for=lambda: run.waits_for,
+            fail=fail,
+            stops=self.config.on_stall == "stop",
+        )
 
     def _training_rows(self, rows: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
         """The checked rows, without those that are held out."""

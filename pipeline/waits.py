@@ -1,7 +1,8 @@
 """Who the trainer waits for: the `wait` events, and the sums that become `staleness/wait_*`.
 
 A wait has a reason: `ready` (too few groups yet), `slot` (every weight slot is leased), or, when the staleness bound
-holds back a full batch, what the trajectory that everyone waits for is doing: sampling, tool, reward, queue.
+holds back a full batch, what the trajectory that everyone waits for is doing: sampling, tool, reward, queue. Its detail
+says since when, and what would end it; behind that stand the run's processes that do not get on, if there are any.
 """
 
 from collections import defaultdict
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pipeline.events import EventLog
 
 REPORT_SECONDS = 10.0  # a wait that lasts is reported this often
+LOOK_SECONDS = 1.0  # and looked at this often, for another reason and for processes that stand still
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +26,17 @@ class Culprit:
 
 
 class Waits:
-    """The waits of one batch after the other. `clock` gives seconds."""
+    """The waits of one batch after the other. `clock` gives seconds; standing_still(), which of the run's processes do
+    not get on, in words.
+    """
 
-    def __init__(self, events: EventLog, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, events: EventLog, clock: Callable[[], float], standing_still: Callable[[], str] = lambda: ""
+    ) -> None:
         self._events = events
         self._clock = clock
+        self._standing_still = standing_still
+        self._stood_still = ""  # what the latest event of this wait has told of it
         self._current: Culprit | None = None
         self._step = 0
         self._reported = 0.0
@@ -39,6 +47,16 @@ class Waits:
     def current(self) -> Culprit | None:
         """What is waited for now; None outside a wait."""
         return self._current
+
+    @property
+    def words(self) -> str:
+        """What is waited for now; empty outside a wait."""
+        return "" if self._current is None else self.with_processes(self._current.detail)
+
+    def with_processes(self, words: str) -> str:
+        """`words`, and behind them which processes stand still."""
+        standing = self._standing_still()
+        return f"{words}; {standing}" if standing else words
 
     def reset(self) -> None:
         """A new batch begins."""
@@ -53,15 +71,23 @@ class Waits:
             self._current = culprit
             return
         self.end()
-        self._current, self._step, self._reported = culprit, step, self._clock()
+        self._current, self._step, self._reported, self._stood_still = culprit, step, self._clock(), ""
 
-    def report(self, culprit: Culprit) -> None:
-        """It still lasts; `culprit` says what is waited for now. On disk at once: the run may have stalled."""
-        self._write()
+    def look(self, culprit: Culprit) -> None:
+        """About once a second while it lasts; `culprit` says what is waited for now. An event tells of it every
+        REPORT_SECONDS, when the reason is another one, and when a process has begun to stand still.
+        """
+        is_another = (self._current.why, self._current.group) != (culprit.why, culprit.group)
+        is_due = self._clock() - self._reported >= REPORT_SECONDS
+        stands_still = bool(self._standing_still()) and not self._stood_still
+        if not is_another:
+            self._current = culprit
+        if is_another or is_due or stands_still:
+            self._write()
+            self._events.flush()  # on disk at once: the run may have stalled
         self._current = culprit
-        if self._counting is not None:
+        if is_another and self._counting is not None:
             self._counting = culprit.why, self._count()
-        self._events.flush()
 
     def end(self) -> None:
         """It is over, or its reason has changed."""
@@ -70,7 +96,7 @@ class Waits:
             self._current = None
 
     def begin_counting(self, cause: str) -> None:
-        """A pull begins while a full batch is held back by the bound; reports divide it between the causes."""
+        """A pull begins while a full batch is held back by the bound; looks divide it between the causes."""
         self.bound_count += 1
         self._counting = cause, self._clock()
 
@@ -91,6 +117,7 @@ class Waits:
     def _write(self) -> None:
         now = self._clock()
         culprit = self._current
+        self._stood_still = self._standing_still()
         self._events.log(
             "wait",
             step=self._step,
@@ -98,6 +125,6 @@ class Waits:
             group=culprit.group,
             trajectory=culprit.trajectory,
             why=culprit.why,
-            detail=culprit.detail,
+            detail=f"{culprit.detail}; {self._stood_still}" if self._stood_still else culprit.detail,
         )
         self._reported = now

@@ -10,7 +10,9 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable
+from typing import Any
 
 import zmq
 
@@ -89,6 +91,14 @@ class SupervisorLink:
         self._on_message: Callable[[Message], None] | None = None
         self._on_error: Callable[[Exception], None] | None = None
         self._recheck: asyncio.Handle | None = None
+        self._num_sent = self._num_received = 0
+        self._received_at: float | None = None
+
+    def state(self) -> dict[str, Any]:
+        """For a report: messages each way, and how long ago the last one came."""
+        silent = None if self._received_at is None else round(time.monotonic() - self._received_at, 3)
+        counts = {"sent": self._num_sent, "received": self._num_received, "seconds_since_received": silent}
+        return {"endpoint": self.endpoint, "incarnation": self.incarnation} | counts
 
     def attach(self, on_message: Callable[[Message], None], on_error: Callable[[Exception], None]) -> None:
         """Deliver messages from now on, in the running loop. `on_error` gets what a message's decoding or delivery
@@ -119,6 +129,7 @@ class SupervisorLink:
             raise ChannelError(f"The link to {self.name} was used from a thread that did not make it.")
         with contextlib.suppress(zmq.Again):
             self._socket.send(encode(message, self.incarnation), zmq.NOBLOCK)
+            self._num_sent += 1
         self._look_again()
 
     def close(self) -> None:
@@ -145,6 +156,8 @@ class SupervisorLink:
                 data = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            self._num_received += 1
+            self._received_at = time.monotonic()
             on_error = self._on_error
             try:
                 incarnation, message = decode(data)

@@ -12,7 +12,14 @@ class ChannelError(HeadwayError, RuntimeError):
 
 
 class WorkerDied(HeadwayError, RuntimeError):
-    """A worker process ended; the message holds its role, pid, how it ended and its last words."""
+    """A worker process ended; the message holds its role, pid, how it ended and its last words.
+
+    by_signal: someone or something killed it (the kernel, for want of memory; a crash), it did not end by itself.
+    """
+
+    def __init__(self, message: str, *, by_signal: bool = False) -> None:
+        super().__init__(message)
+        self.by_signal = by_signal
 
 
 class WorkerFailed(WorkerDied):

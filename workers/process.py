@@ -21,6 +21,8 @@ from typing import Any
 from workers import keeper
 from workers.errors import ChannelError
 from workers.leftovers import WORKER, end_marked
+from workers.stacks import VARIABLE as STACKS
+from workers.stacks import StackMemory
 
 ROOT = str(Path(__file__).resolve().parent.parent)  # where the packages lie, installed or in a checkout
 FRAME = "workers.worker_main"  # becomes a worker first, then imports the role's module
@@ -51,18 +53,24 @@ class WorkerProcess:
             )
         self.module = module
         self.log_path = log_path
+        self.stacks = StackMemory()
         variables = os.environ | {"PYTHONPATH": os.pathsep.join([ROOT, *_python_path()]), WORKER: endpoint}
+        variables[STACKS] = self.stacks.path
         parent = keeper.KEEPER if is_kept else str(os.getpid())
         command = [sys.executable, "-P", "-m", FRAME, module, endpoint, str(incarnation), parent]
         self._endpoint = endpoint
         self._is_kept = is_kept
-        with open(log_path, "ab") as log:
-            options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "start_new_session": True}
-            options["env"] = variables | (environment or {})
-            if is_kept:
-                self._process, self._told = start_kept(command, **options)
-            else:
-                self._process, self._told = subprocess.Popen(command, **options), -1
+        try:
+            with open(log_path, "ab") as log:
+                options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "start_new_session": True}
+                options["env"] = variables | (environment or {})
+                if is_kept:
+                    self._process, self._told = start_kept(command, **options)
+                else:
+                    self._process, self._told = subprocess.Popen(command, **options), -1
+        except BaseException:
+            self.stacks.close()
+            raise
         self._pid = -1 if is_kept else self._process.pid
         self.sentinel = os.pidfd_open(self._process.pid)
 
@@ -102,6 +110,7 @@ class WorkerProcess:
         self._has_ended(KEEPER_END_SECONDS)
         self._reap()
         self._close_told()
+        self.stacks.close()
         if self.sentinel >= 0:
             os.close(self.sentinel)
             self.sentinel = -1
@@ -138,6 +147,11 @@ class WorkerProcess:
         if status < 0:
             return f"was killed by {signal.Signals(-status).name}"
         return f"ended with status {status}"
+
+    @property
+    def ended_by_signal(self) -> bool:
+        status = self._process.poll()
+        return status is not None and status < 0
 
     def last_words(self) -> str:
         """The end of its log, one line each."""
@@ -180,29 +194,3 @@ def end_kept(process: subprocess.Popen) -> None:
 
 def _python_path() -> list[str]:
     return [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and part != ROOT]
-
-
-def processor_ticks(pid: int, threads: Iterable[int]) -> dict[int, int]:
-    """Clock ticks that threads of a process have used of the processor, by the kernel's thread ids; without those that
-    have ended.
-    """
-    ticks = {}
-    for thread in threads:
-        fields = _stat_fields(f"/proc/{pid}/task/{thread}/stat")
-        if fields:
-            ticks[thread] = int(fields[11]) + int(fields[12])
-    return ticks
-
-
-def is_halted(pid: int) -> bool:
-    """Whether somebody has stopped the process (SIGSTOP, a debugger)."""
-    return _stat_fields(f"/proc/{pid}/stat")[:1] in (["T"], ["t"])
-
-
-def _stat_fields(path: str) -> list[str]:
-    """Those behind the command's name: the state first. Empty if the process is gone."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()
-    except OSError:
-        return []

@@ -21,6 +21,7 @@ from workers.channel import WorkerChannel
 from workers.errors import ChannelError
 from workers.limits import MOST_DESCRIPTORS, raise_descriptor_limit, refusal_in_words
 from workers.messages import Failed, Hello, Start, Stop
+from workers.stacks import answer_with_stacks
 
 PR_SET_PDEATHSIG = 1
 START_SECONDS = 3600.0  # bound on the wait for a start message; a sampler's comes when the learner is ready
@@ -41,6 +42,7 @@ def become_worker(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
     raise_descriptor_limit(MOST_DESCRIPTORS)
+    answer_with_stacks()
 
 
 def log_to(path: str) -> None:

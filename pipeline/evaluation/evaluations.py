@@ -28,7 +28,7 @@ from pipeline.schedule import Admission
 from pipeline.trainer_config import EngineConfig
 from pipeline.trajectory import Trajectory
 from pipeline.truncation import why_nothing_was_sampled
-from pipeline.waits import REPORT_SECONDS, Culprit, Waits
+from pipeline.waits import LOOK_SECONDS, Culprit, Waits
 
 
 class Evaluations:
@@ -138,10 +138,10 @@ class Evaluations:
         try:
             while True:
                 wanted = (self._task, stop)
-                ended, _ = await asyncio.wait(wanted, timeout=REPORT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                ended, _ = await asyncio.wait(wanted, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 if ended:
                     break
-                self._waits.report(self._culprit())
+                self._waits.look(self._culprit())
         finally:
             stop.cancel()
             self._wait_seconds += self._clock() - began

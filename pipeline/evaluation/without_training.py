@@ -77,7 +77,7 @@ class EvaluationRun:
                 model.chat,
                 lines=results,
                 done=done,
-                waits=Waits(events, time.monotonic),
+                waits=Waits(events, time.monotonic, lambda: run.standing_still),
                 stop_asked=self._stop_asked,
                 on_failure=lambda error: None,  # `finish` raises it, and nothing else is under way
                 first_version=self._version,

@@ -18,7 +18,7 @@ from pipeline.processes.learner_history import LearnerHistory
 from pipeline.processes.run_blocks import RunBlocks
 from pipeline.processes.run_learner import RunLearner
 from pipeline.processes.run_samplers import RunSamplers
-from pipeline.processes.run_workers import RunWorkers
+from pipeline.processes.run_workers import RunWorkers, process_name
 from pipeline.processes.sampler_client import SamplerClient
 from pipeline.processes.slot_table import SlotTable
 from pipeline.processes.worker_pool import WorkerPool
@@ -68,7 +68,6 @@ class ActiveRun:
         self.slots = SlotTable(spec.num_slots, self.ledger.write_lease, self._retired)
         self.workers = RunWorkers(pool, spec, num_environment_processes, log_dir, self._broke)
         self.endpoint: EndpointServer | None = None  # where agents drive the rollouts
-        self._watch = WorkerWatch(self.workers, self.ledger, spec.worker_timeout)
         ends = {"fail": self.fail, "on_error": self._broke, "spawn_task": self._spawn_task}
         self._samplers = RunSamplers(self.workers, self._blocks, events, max_requests, **ends)
         self._learner = RunLearner(
@@ -83,6 +82,7 @@ class ActiveRun:
             **ends,
         )
         self._hosts = EnvironmentHosts(spec, env, self.workers, self._blocks, events, log_dir, **ends)
+        self._watch = WorkerWatch(self.workers, self.time_rows, spec.worker_timeout, self._hosts.at_work)
         self._tasks: set[asyncio.Task] = set()
         self._on_failure: list[WeakMethod] = []
 
@@ -105,6 +105,18 @@ class ActiveRun:
         return self._hosts.client
 
     @property
+    def standing_still(self) -> str:
+        """Which of its processes does not get on, what it does instead, and what comes of it; empty: none."""
+        return self._watch.standing_still
+
+    @property
+    def starting(self) -> str:
+        """Behind "the processes to start": which are not ready, and which of them stand still."""
+        names = ", ".join(process_name(handle) for handle in self.workers.all if handle.is_starting)
+        standing = self.standing_still
+        return (f": {names}" if names else "") + (f"; {standing}" if standing else "")
+
+    @property
     def num_restarts(self) -> int:
         """Of all processes, so far."""
         return self._learner.num_restarts + self._samplers.num_restarts + self._hosts.num_restarts
@@ -123,6 +135,7 @@ class ActiveRun:
         Users' code comes first: what can't be imported or made costs no loading of a model.
         """
         self.workers.take_all(on_death=self.fail)
+        self._spawn_task(self._look_after())
         try:
             if isinstance(self._env, OpenAIEndpoint):  # first: a port that is taken is known at once
                 self.endpoint = await self._env.serve(self.spec.sampling, Path(self._log_dir).parent, self._broke)
@@ -133,7 +146,6 @@ class ActiveRun:
         except BaseException:
             self.workers.discard_unready()
             raise
-        self._spawn_task(self._look_after())
 
     async def _start_model(self) -> None:
         """The learner, which makes the first version, then the samplers."""
@@ -141,11 +153,12 @@ class ActiveRun:
         await self._samplers.start(slot_fields)
 
     async def _look_after(self) -> None:
-        """Bounds on the waits that no process's death ends."""
-        while self.failure is None:
+        """Bounds on the waits that no process's death ends; also while a run that has failed saves its weights."""
+        while True:
             await asyncio.sleep(WATCH_SECONDS)
             self._watch.look()
-            self._hosts.look()
+            if self.failure is None:
+                self._hosts.look()
 
     async def save_weights(self, version: int, path: str, optimizer_path: str | None = None) -> None:
         """Have the learner write the weights of `version`, float32, as the safetensors file `path`, and the optimizer's

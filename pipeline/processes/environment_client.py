@@ -53,6 +53,21 @@ class EnvironmentClient:
         """An environment of that trajectory's own, on a host from its first call on."""
         return EnvironmentHandle(self, group, member)
 
+    def state(self) -> list[dict[str, Any]]:
+        """For a report, host by host: how many environments it has, and the calls that are out."""
+        now = time.monotonic()
+        calls: list[list[str]] = [[] for _ in self._senders]
+        for _, record, since, host in self._pending.values():
+            calls[host].append(f"{name_of(record)}, for {now - since:.0f} s")
+        return [
+            {"up": self._up[host], "environments": len(self.open_at[host]), "calls": calls[host]}
+            for host in range(len(self._senders))
+        ]
+
+    def is_up(self, host: int) -> bool:
+        """Whether its process is there."""
+        return self._up[host]
+
     def choose(self) -> int:
         """The host that has the fewest environments, one that is there if any is."""
         return min(range(len(self._senders)), key=lambda host: (not self._up[host], len(self.open_at[host])))

@@ -46,6 +46,11 @@ class EnvironmentHandle:
         self._truncation: asyncio.Future[EnvironmentReply] | None = None  # by which that ends a turn
         self._story: dict[str, Any] | None = None  # the argument of `restore`; None: it can't be restored
 
+    @property
+    def waits_for_process(self) -> bool:
+        """Whether its call can't be made before another process is there."""
+        return self._lost is not None or (self._host is not None and not self._client.is_up(self._host))
+
     async def call(self, call: str, argument: dict[str, Any]) -> EnvironmentReply:
         """reset, turn or truncate (see `EnvironmentCall`). Raises TrajectoryError with the host's sentence if it
         failed, Dropped, and EnvironmentLost.

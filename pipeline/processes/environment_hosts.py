@@ -14,6 +14,7 @@ from pipeline.processes.environment_watch import EnvironmentWatch
 from pipeline.processes.restarts import Restarts
 from pipeline.processes.run_blocks import RunBlocks
 from pipeline.processes.run_workers import RunWorkers, process_name
+from pipeline.processes.worker_handle import WorkerHandle
 from pipeline.run_spec import RunSpec
 from pipeline.user_code.source import EnvSource
 from shm.ledger import WorkerRow
@@ -82,11 +83,20 @@ class EnvironmentHosts:
             log_dir=self._log_dir,
             fail=self._fail,
         )
-        await gather_all(*(self._start(host, try_first=True) for host in range(len(self._handles))))
+        starts = (partial(self._start, host, try_first=True) for host in range(len(self._handles)))
+        pairs = zip(self._handles, starts, strict=True)
+        await gather_all(*(self._restarts.start(handle, start) for handle, start in pairs))
 
     def look(self) -> None:
-        """Once a second, after `open`: end what hangs."""
-        self._watch.look()
+        """Once a second: end what hangs."""
+        if self._watch is not None:
+            self._watch.look()
+
+    def at_work(self, handle: WorkerHandle) -> str | None:
+        """Whose code holds up the process, in words; None if nobody's does, or `handle` is of no environment's."""
+        if self._watch is None or handle not in self._handles:
+            return None
+        return self._watch.at_work(self._handles.index(handle))
 
     def fail(self, error: BaseException) -> None:
         """The run has failed: whoever waits for an environment gets `error`."""

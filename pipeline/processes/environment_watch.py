@@ -16,7 +16,7 @@ from pipeline.processes.log_limit import limit_log
 from pipeline.processes.restarts import Restarts
 from pipeline.processes.worker_handle import WorkerHandle
 from workers.errors import WorkerDied
-from workers.process import is_halted, processor_ticks
+from workers.process_stat import processor_ticks, read_stat
 
 GRACE_SECONDS = 10.0  # beyond environment_timeout: more than a host gives a call that it has cancelled
 STEP_GRACE_SECONDS = 1.0  # for a call that holds its host's loop, so that nobody can cancel it
@@ -72,7 +72,7 @@ class EnvironmentWatch:
                     step_ns=round((self._timeout + min(STEP_GRACE_SECONDS, GRACE_SECONDS)) * 1e9),
                     silence_ns=round((self._silence + GRACE_SECONDS) * 1e9),
                     busy_threads=_busiest(ticks_before, ticks),
-                    halted=is_halted(pid),
+                    halted=read_stat(pid).halted,
                 )
                 if verdict is not None:
                     self._end(host, verdict)
@@ -82,6 +82,11 @@ class EnvironmentWatch:
         overdue = self._client.overdue(self._timeout + GRACE_SECONDS)
         if overdue is not None:
             self._fail(RunError(f"The answer of an environment is lost: {overdue}, though its process is there."))
+
+    def at_work(self, host: int) -> str | None:
+        """Whose code the host's loop is in, or else runs beside it, as "on_turn of trajectory 3.1"; None: nobody's."""
+        entries = self._boards[host].look().everyone
+        return self._where(entries[0]) if entries else None
 
     async def replace(self, host: int, error: WorkerDied, start: Callable[[], Awaitable[None]]) -> None:
         """The process of `host` is gone, as `error` says: tell its trajectories, and have another one serve, which
@@ -111,11 +116,14 @@ class EnvironmentWatch:
             )
 
     def _sentence(self, entry: Entry, verdict: Verdict) -> str:
-        call = self._client.call_of(entry.request)
-        where = f"{entry.method} of a trajectory that has ended" if call is None else name_of(call, entry.method)
+        where = self._where(entry)
         if self._timeout != self._silence:  # an agent's: it may take long, but not let nothing else run meanwhile
             return f"{where} let no other agent run for half of idle_timeout, {self._silence:g} s, and {verdict.why}"
         return f"{where} took longer than environment_timeout = {self._timeout:g} s, and {verdict.why}"
+
+    def _where(self, entry: Entry) -> str:
+        call = self._client.call_of(entry.request)
+        return f"{entry.method} of a trajectory that has ended" if call is None else name_of(call, entry.method)
 
 
 def _busiest(before: Mapping[int, int], ticks: Mapping[int, int]) -> set[int]:

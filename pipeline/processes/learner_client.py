@@ -7,6 +7,7 @@ gradients, so it is sent all of it again. Who waits for an answer just waits a l
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.errors import RunError
 from pipeline.training_rows import Rows
@@ -105,6 +106,13 @@ class LearnerClient:
         self.fail(error)
         for future in (self._answer, self._saving):
             _tell(future, error)
+
+    def state(self) -> dict[str, Any]:
+        """For a report: what it was asked and has not answered, and the room in its ring."""
+        found: dict[str, Any] = {"connected": self._outbox is not None, "chunks": len(self._chunks)}
+        found |= {"chunks_sent": self._num_sent, "chunks_answered": self._num_answered}
+        found |= {"update": self._step is not None, "saving": self._save is not None}
+        return found | ({} if self._outbox is None else {"batch_ring_free_bytes": self._outbox.room()})
 
     # --- what is asked of it -------------------------------------------------------------------------------------
 

@@ -25,6 +25,19 @@ class Restarts:
         self._fail = fail
         self._accidents: deque[float] = deque()  # when, within the window
 
+    async def start(self, handle: WorkerHandle, start: Callable[[], Awaitable[None]]) -> None:
+        """The first process, or another one if that is killed before it serves. Raises WorkerDied for one that ended by
+        itself, which its successor would do as well, or what the run failed with.
+        """
+        try:
+            await start()
+        except WorkerDied as error:
+            if not error.by_signal or self._workers.failure is not None:
+                raise
+            await self.restart(handle, start, error)
+            if self._workers.failure is not None:
+                raise self._workers.failure from error
+
     async def restart(
         self,
         handle: WorkerHandle,

@@ -75,7 +75,12 @@ class RunLearner:
                 "may be newer, and each needs a slot."
             )
         slots_of = {resident: slot for slot, resident in enumerate(versions)}
-        fields = await self._start(version, slots_of, oldest=versions[0])
+        fields: dict[str, Any] = {}
+
+        async def start() -> None:
+            fields.update(await self._start(version, slots_of, oldest=versions[0]))
+
+        await self._restarts.start(self._handle, start)
         self._slots.restored(slots_of, version)
         await self._connect()
         return fields

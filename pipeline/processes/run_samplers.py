@@ -51,7 +51,8 @@ class RunSamplers:
         `RunWorkers.start` does.
         """
         self.find_weights(slot_fields)
-        await gather_all(*(self._start(index) for index in range(len(self.clients))))
+        handles = enumerate(self._workers.samplers)
+        await gather_all(*(self._restarts.start(handle, partial(self._start, index)) for index, handle in handles))
 
     def lose_weights(self) -> None:
         """The slots' memory has gone, with the learner whose it was: nobody may compute with it, or begin to. Each

@@ -59,14 +59,21 @@ class RunWorkers:
         return {"supervisor": os.getpid()} | {process_name(handle): handle.pid for handle in self.all}
 
     def take_all(self, on_death: Callable[[WorkerDied], None]) -> None:
-        """A living process for every handle; `on_death` is told when a new one dies before its `start` is awaited."""
+        """A living process for every handle; `on_death` is told when a new one ends by itself before its `start` is
+        awaited. One that is killed by then is replaced when it is.
+        """
+
+        def died(error: WorkerDied) -> None:
+            if not error.by_signal:
+                on_death(error)
+
         for handle in self.all:
             handle.discard_if_dead()  # it may have died idle, after the run before
             if handle.started:
                 self._reused.add(handle)
                 self._attach(handle, on_death=_told_by_start)
             else:
-                self._spawn(handle, on_death)
+                self._spawn(handle, on_death=died)
 
     def respawn(self, handle: WorkerHandle) -> None:
         """A new process in the place of a dead one; its `start` must be awaited next, and tells its death."""

@@ -5,7 +5,7 @@ import heapq
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipeline.priority import Priority
 from shm.errors import QueueError
@@ -70,6 +70,10 @@ class _Request:
         )
 
 
+def _name(request: _Request) -> str:
+    return f"{request.group}.{request.member} ({len(request.context)} tokens, at most {request.max_tokens} more)"
+
+
 class RequestLimit:
     """`max_sample_requests`, shared by all samplers."""
 
@@ -113,6 +117,24 @@ class SamplerClient:
     def num_waiting(self) -> int:
         """Requests of training that are asked for and not yet with the sampler; evaluations count nowhere."""
         return sum(request.group >= 0 and not request.future.done() for *_, request in self._waiting)
+
+    def state(self) -> dict[str, Any]:
+        """For a report: what waits, what the sampler has, and the room there is."""
+        found = {"connected": self._send is not None, "waiting": [_name(one) for *_, one in sorted(self._waiting)[:50]]}
+        found |= {"with_sampler": [_name(one) for one in self._sent.values()], "num_waiting": len(self._waiting)}
+        found |= {"outstanding_of_all": self._limit.outstanding, "max_sample_requests": self._limit.limit}
+        if self._send is not None:
+            found |= {"request_ring_free_bytes": self._outbox.room(), "reply_bytes_reserved": self._reply_room.reserved}
+            found |= {"reply_bytes": self._reply_room.capacity}
+        return found
+
+    def whereabouts(self, group: int, member: int) -> str:
+        """Of the trajectory's request: what would end it."""
+        if self._send is None:
+            return f"sampler {self.index} is being replaced, and computes it then"
+        if any((request.group, request.member) == (group, member) for request in self._sent.values()):
+            return f"ended by sampler {self.index}, which has it"
+        return f"in line for sampler {self.index}: max_sample_requests and its queue let {len(self._sent)} in for now"
 
     def connect(
         self, send: Callable[[Message], None], requests: QueueProducer, replies: QueueConsumer, room: int

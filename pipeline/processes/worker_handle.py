@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable
+from typing import Any
 
 import zmq
 
@@ -12,6 +13,7 @@ from workers.errors import WorkerDied, WorkerFailed
 from workers.messages import EndRun, Failed, Hello, Message, Ready, RunEnded, Start, Stop
 from workers.process import WorkerProcess
 from workers.sockets import RUN_FILES, SocketDirectory
+from workers.stacks import StackMemory
 
 READY_SECONDS = 1800.0  # bound on start-up: imports, and 100 GB of weights from a disk of 60 MB/s
 END_SECONDS = 10.0  # for a worker to finish what it is at and close a run's memory; then it is killed
@@ -41,6 +43,7 @@ class WorkerHandle:
         self.ready = False  # it has answered its latest start message
         self._pending_start: Start | None = None
         self._failed: Failed | None = None
+        self._killed_for: str | None = None
         self._watched_by: asyncio.AbstractEventLoop | None = None
         self.on_message: Callable[[Message], None] = lambda message: None
         self.on_death: Callable[[WorkerDied], None] = lambda error: None
@@ -58,6 +61,24 @@ class WorkerHandle:
     def started(self) -> bool:
         return self._process is not None
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether it imports what it runs, or makes ready for what its start message says."""
+        return self.started and (not self._hello or self._ready is not None)
+
+    @property
+    def stacks(self) -> StackMemory | None:
+        """By which it can be asked for its Python stacks; None: there is no process."""
+        return self._process.stacks if self._process is not None else None
+
+    def ask_for_stacks(self) -> bool:
+        """Have the process write its Python stacks into `stacks`; False: there is none, or it can't yet."""
+        return self._process is not None and self._process.stacks.ask(self.pid)
+
+    def socket_state(self) -> dict[str, Any]:
+        """For a report."""
+        return self._link.state() if self._link is not None else {}
+
     def log_path(self, log_dir: str) -> str:
         """Where it writes what it prints in a run with this directory for logs."""
         return os.path.abspath(os.path.join(log_dir, f"{self.role}-{self.index}.log"))
@@ -66,6 +87,7 @@ class WorkerHandle:
         """Start a new incarnation; the one before must have been reaped (`discard`)."""
         self.incarnation += 1
         self._hello, self._failed, self._pending_start, self._death = False, None, None, None
+        self._killed_for = None
         endpoint = sockets.endpoint(f"{self.role}-{self.index}.{self.incarnation}")
         self._link = SupervisorLink(context, endpoint, self.incarnation, self.name)
         threads = str(self._threads)
@@ -145,9 +167,10 @@ class WorkerHandle:
         if self._link is not None:
             self._link.send(message)
 
-    def kill(self) -> None:
-        """SIGKILL; its end is then told like any other."""
+    def kill(self, why: str | None = None) -> None:
+        """SIGKILL; its end is then told like any other. why: what it "has" done, for the sentence that tells it."""
         if self._process is not None:
+            self._killed_for = why
             self._process.kill()
 
     def ask_to_stop(self) -> None:
@@ -201,7 +224,8 @@ class WorkerHandle:
         else:
             said = process.last_words()
             words = f" Its last words: {said}" if said else ""
-            error = WorkerDied(f"The {self.name} (pid {process.pid}) {process.describe_end()}.{words}")
+            end = process.describe_end() if self._killed_for is None else f"was killed: it {self._killed_for}"
+            error = WorkerDied(f"The {self.name} (pid {process.pid}) {end}.{words}", by_signal=process.ended_by_signal)
         ready, self._death = self._ready, error
         if self._run_ended is not None and not self._run_ended.done():
             self._run_ended.set_result(None)

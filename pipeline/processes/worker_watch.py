@@ -1,25 +1,127 @@
-"""What a run does about samplers and the learner that stand still: one that has not moved its heartbeat is killed."""
+"""Who of a run's processes stands still: told within seconds, killed only after `worker_timeout`.
+
+A busy machine is no reason to kill. So a process that is stopped, spins or is silent is named first, in a warning and
+in what the run says it waits for; when it gets on again, that is all. What it is killed for is told with its death.
+Environment processes are watched, too, but users' code that holds one's loop is `environment_timeout`'s affair.
+"""
 
 import time
+from collections.abc import Callable, Mapping
 
-from pipeline.processes.run_blocks import LEARNER_ROW
-from pipeline.processes.run_workers import RunWorkers
-from shm.ledger import Ledger
+from pipeline.processes.run_workers import RunWorkers, process_name
+from pipeline.processes.stillness import NAMED_SECONDS, Phase, Sight, Stillness
+from pipeline.processes.worker_handle import WorkerHandle
+from pipeline.run_warnings import warn_of_run
+from shm.errors import LedgerError
+from shm.ledger import WorkerRow
+from workers.process_stat import bytes_moved, read_stat
 
 
 class WorkerWatch:
-    """For one run."""
+    """For one run; `look` about once a second."""
 
-    def __init__(self, workers: RunWorkers, ledger: Ledger, worker_timeout: float) -> None:
-        """worker_timeout: seconds without a heartbeat after which a worker is killed."""
-        self._workers = workers
-        self._ledger = ledger
+    def __init__(
+        self,
+        workers: RunWorkers,
+        rows: Mapping[str, WorkerRow],
+        worker_timeout: float,
+        at_work: Callable[[WorkerHandle], str | None],
+        *,
+        tell: Callable[[str], None] = warn_of_run,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """rows: of all processes, by name. at_work(handle): whose code holds up an environment process, such as
+        "on_turn of trajectory 3.1"; None: nobody's.
+        """
         self._timeout = worker_timeout
+        self._at_work = at_work
+        self._tell = tell
+        self._clock = clock
+        self._looked = clock()
+        self._watched = [_Watched(handle, rows[process_name(handle)]) for handle in workers.all]
+        self._methods_told: set[str] = set()
+
+    @property
+    def standing_still(self) -> str:
+        """Who does, what it does instead, and what comes of it; empty: nobody."""
+        return "; ".join(one.sentence for one in self._watched if one.sentence)
 
     def look(self) -> None:
-        """Kill who is silent; their end is then told like any other death."""
-        for row, handle in enumerate([self._workers.learner, *self._workers.samplers], LEARNER_ROW):
-            beat = self._ledger.worker(row).read()
-            silent = (time.monotonic_ns() - beat.heartbeat_ns) / 1e9
-            if handle.started and beat.pid == handle.pid and beat.heartbeat_ns and silent > self._timeout:
-                handle.kill()
+        """Tell who has begun to stand still, or gets on again, and kill who has done so for too long; their end is then
+        told like any other death.
+        """
+        now = self._clock()
+        seconds, self._looked = now - self._looked, now
+        for one in self._watched:
+            if one.handle.started:
+                one.see(seconds)
+                self._judge(one)
+            else:  # dead, and not replaced yet
+                one.sentence = ""
+
+    def _judge(self, one: "_Watched") -> None:
+        still = one.stillness
+        if not still.is_named:
+            if one.told and still.seconds == 0.0:
+                self._tell(f"The {one.handle.name} (pid {one.handle.pid}) gets on again.")
+                one.got_on()
+            one.sentence = ""
+            return
+        code = None if still.halted else self._at_work(one.handle)
+        one.sentence = f"the {one.handle.name} (pid {one.handle.pid}) {self._words(one, code)}"
+        if code is None and still.seconds >= self._timeout:
+            one.handle.kill(f"{still.words}, and worker_timeout is {self._timeout:g} s")
+        elif code is not None:
+            method = code.partition(" of ")[0]
+            if method not in self._methods_told:  # once a run: whoever writes long plain functions knows it then
+                self._methods_told.add(method)
+                self._tell(f"{one.sentence[0].upper()}{one.sentence[1:]}.")
+        elif not one.told and (still.halted or still.seconds >= one.patience):
+            one.told = True
+            self._tell(f"{one.sentence[0].upper()}{one.sentence[1:]}.")
+
+    def _words(self, one: "_Watched", code: str | None) -> str:
+        if code is not None:
+            return f"has been at {code} for {one.stillness.seconds:.0f} s and runs nothing else meanwhile"
+        return f"{one.stillness.words}; it is killed and replaced after worker_timeout = {self._timeout:g} s"
+
+
+class _Watched:
+    """One process's place. sentence: what is told of whoever holds it now, if it stands still."""
+
+    def __init__(self, handle: WorkerHandle, row: WorkerRow) -> None:
+        self.handle = handle
+        self.row = row
+        self.stillness = Stillness()
+        self.sentence = ""
+        self.told = False
+        self._incarnation = handle.incarnation
+        self.patience = NAMED_SECONDS  # before a warning of one that is not stopped; the waits tell it earlier
+
+    def see(self, seconds: float) -> None:
+        """Look at it, `seconds` after the look before."""
+        if self._incarnation != self.handle.incarnation:  # nothing was told of this process
+            self._incarnation, self.told = self.handle.incarnation, False
+        self.stillness.see(self._sight(), seconds)
+
+    def got_on(self) -> None:
+        """It was silent for a while, and well: the next time it is given longer."""
+        self.told = False
+        self.patience *= 2.0
+
+    def _sight(self) -> Sight:
+        handle = self.handle
+        heartbeat_ns = self._heartbeat_ns()
+        stat = read_stat(handle.pid)
+        if handle.is_starting:
+            return Sight(handle.incarnation, Phase.STARTING, heartbeat_ns, stat, bytes_moved(handle.pid))
+        serves = handle.ready and heartbeat_ns > 0
+        return Sight(handle.incarnation, Phase.SERVING if serves else Phase.IDLE, heartbeat_ns, stat)
+
+    def _heartbeat_ns(self) -> int:
+        """0 before this incarnation has introduced itself."""
+        try:
+            found = self.row.read()
+        except LedgerError:  # it was halted in the middle of its introduction
+            return 0
+        return found.heartbeat_ns if found.pid == self.handle.pid else 0

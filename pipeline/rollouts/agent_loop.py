@@ -25,6 +25,7 @@ from pipeline.errors import (
     TrajectoryError,
 )
 from pipeline.processes.environment_handle import Dropped, EnvironmentHandle, EnvironmentLost
+from pipeline.rollouts.doing import Doing, in_line
 from pipeline.rollouts.sampled_turns import CUT, TURN, SampledTurns
 from pipeline.trajectory import Trajectory
 
@@ -60,12 +61,15 @@ class AgentLoop:
         return self.turns.trajectory
 
     @property
-    def doing(self) -> str:
+    def doing(self) -> Doing:
         """What it waits for: queue (nobody has taken it yet), sampling, or tool (its agent)."""
-        if self.turns.sampling:
-            return "sampling"
-        waits = self._session is None or (self.environment is None and not self._session.taken)
-        return "queue" if waits else "tool"
+        if self.turns.sampling is not None:
+            return self.turns.sampling
+        if self._session is None:
+            return in_line()
+        if self.environment is None and not self._session.taken:
+            return Doing("queue", "waiting for a harness to take it (POST /rollouts)", self._heard_at)
+        return Doing("tool", "its agent, between two requests,", self._heard_at)
 
     @property
     def stopped_by(self) -> str | None:

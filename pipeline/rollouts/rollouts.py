@@ -9,6 +9,7 @@ import hashlib
 import heapq
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pipeline.chat.format import ChatFormat
 from pipeline.config import GroupCompletion
@@ -19,6 +20,7 @@ from pipeline.processes.active_run import ActiveRun
 from pipeline.processes.environment_handle import EnvironmentLost
 from pipeline.processes.sampler_client import SegmentResult
 from pipeline.rollouts.agent_loop import AgentLoop
+from pipeline.rollouts.doing import Held
 from pipeline.rollouts.rollout_log import RolloutLog
 from pipeline.rollouts.running_group import GroupFailed, RunningGroup
 from pipeline.rollouts.sampled_turns import GenerateSegment, SampledTurns
@@ -120,16 +122,16 @@ class Rollouts:
         """The id of the row of this index, if it has one."""
         return row_id(self._rows[row])
 
-    def doing(self, group: int | None) -> tuple[str | None, str]:
-        """(trajectory, what it is doing) of the member of `group` that has furthest to go, for those who wait."""
+    def doing(self, group: int | None) -> Held:
+        """What the member of `group` that has furthest to go is at, for those who wait for the group."""
         running = self._groups.get(group) if group is not None else None
         if running is None or not running.loops:
-            return None, "queue"
+            return Held(None, "queue", f"in line behind {len(self._tasks)} others (concurrency = {self._concurrency})")
         _, member = min((loop.trajectory.num_turns, member) for member, loop in running.loops.items())
-        return f"{group}.{member}", running.loops[member].doing
+        return self._held(running, member)
 
-    def holding_oldest(self) -> tuple[int, str, str] | None:
-        """(group, trajectory, what it is doing) of the running trajectory whose policy version is oldest; None: none.
+    def holding_oldest(self) -> Held | None:
+        """The same of the running trajectory whose policy version is oldest; None: none.
 
         It holds that version's slot; one that has not asked for a segment yet holds none.
         """
@@ -142,7 +144,24 @@ class Rollouts:
         if not holding:
             return None
         _, group, member = min(holding)
-        return group, f"{group}.{member}", self._groups[group].loops[member].doing
+        return self._held(self._groups[group], member)
+
+    def state(self) -> dict[str, Any]:
+        """For a report: what each running trajectory is at, and how many wait for their turn."""
+        held = [self._held(running, member) for running in self._groups.values() for member in running.loops]
+        return {"running": {one.trajectory: one.words for one in held}, "in_line": len(self._queue)}
+
+    def _held(self, running: RunningGroup, member: int) -> Held:
+        loop = running.loops[member]
+        if loop.doing.cause == "sampling":
+            ends_by = running.sampler.whereabouts(running.group, member)
+        elif self._run.endpoint is not None:
+            ends_by = f"ended by idle_timeout = {self._run.endpoint.idle_timeout:g} s at the latest"
+        elif loop.environment.waits_for_process:
+            ends_by = "its environment process is being replaced"
+        else:
+            ends_by = f"ended by environment_timeout = {self._config.environment_timeout:g} s at the latest"
+        return Held(f"{running.group}.{member}", loop.doing.cause, loop.doing.told(ends_by), running.group)
 
     async def stop(self) -> None:
         """Cancel what still runs."""

@@ -13,6 +13,7 @@ from pipeline.chat.format import ChatFormat, ModelTurn, Rendered, assistant_mess
 from pipeline.config import Budget
 from pipeline.processes.sampler_client import SegmentResult
 from pipeline.rollouts.budget import next_request_tokens, tokens_left
+from pipeline.rollouts.doing import Doing
 from pipeline.trajectory import Span, Trajectory
 
 # generate(context, max_tokens, generated so far) -> the segment
@@ -41,7 +42,7 @@ class SampledTurns:
     stopped_by: str | None = None
     wrapped_up: bool = False  # the final answer has been asked for
     begun: bool = False  # its first request is made, or about to be
-    sampling: bool = False  # a request is under way
+    sampling: Doing | None = None  # the request that is under way
     history: list[Mapping[str, Any]] = field(default_factory=list)  # the conversation before the open turn
     tools: Sequence[Mapping[str, Any]] = ()
     context: list[int] = field(default_factory=list)  # ids of the current conditioning run
@@ -168,11 +169,11 @@ class SampledTurns:
                 return False, CUT
 
     async def _request(self, generate: GenerateSegment, max_tokens: int) -> SegmentResult:
-        self.sampling = True
+        self.sampling = Doing("sampling", f"sampling of turn {self.trajectory.num_turns}, at most {max_tokens} tokens,")
         try:
             return await generate(self.context, max_tokens, self.generated)
         finally:
-            self.sampling = False
+            self.sampling = None
 
     def _go_on(
         self,

@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.chat.format import ModelTurn
 from pipeline.errors import TrajectoryError
 from pipeline.processes.environment_handle import Dropped, EnvironmentHandle, EnvironmentLost
+from pipeline.rollouts.doing import Doing, acting, in_line
 from pipeline.rollouts.sampled_turns import CUT, TURN, SampledTurns
 from pipeline.trajectory import Trajectory
 from workers.messages import EnvironmentReply
@@ -27,7 +28,7 @@ class TrajectoryLoop:
     environment: EnvironmentHandle
     on_tools: Callable[[EnvironmentReply], None]
     discarded: bool = False  # stopped, and it leaves nothing behind
-    _doing: str = "queue"  # while the model does not sample
+    _doing: Doing = field(default_factory=in_line)  # while the model does not sample
     # What the model wrote or read without the environment's knowledge, in order: turns, and {"messages": …}.
     _unseen: list[dict] = field(default_factory=list)
 
@@ -36,9 +37,9 @@ class TrajectoryLoop:
         return self.turns.trajectory
 
     @property
-    def doing(self) -> str:
-        """What it waits for, for whoever waits for it in turn: queue, sampling, tool or reward."""
-        return "sampling" if self.turns.sampling else self._doing
+    def doing(self) -> Doing:
+        """What it waits for, for whoever waits for it in turn."""
+        return self._doing if self.turns.sampling is None else self.turns.sampling
 
     @property
     def stopped_by(self) -> str | None:
@@ -86,7 +87,7 @@ class TrajectoryLoop:
     async def _roll_out(self, row: dict[str, Any], seed: int) -> None:
         if self.discarded:  # before its first step
             return
-        self._doing = "tool"
+        self._doing = Doing("tool", "reset of its environment")
         reply = await self.environment.call("reset", {"row": row, "seed": seed})
         if self.discarded:  # in the tick of the reply
             return
@@ -117,7 +118,7 @@ class TrajectoryLoop:
             return self._no_turn_follows, None
         if self._unseen:
             argument["unseen"], self._unseen = self._unseen, []
-        self._doing = "tool" if calls else "reward"  # the call that ends an episode brings its reward
+        self._doing = acting(calls)
         reply = await self.environment.call("turn", argument)
         self.on_tools(reply)
         self._take_notes(reply)
@@ -159,7 +160,7 @@ class TrajectoryLoop:
         self.trajectory.truncated = cause
         if self.discarded:
             return
-        self._doing = "reward"
+        self._doing = Doing("reward", f"on_truncated ({cause})")
         unseen = {"unseen": self._unseen} if self._unseen else {}
         reply = await self.environment.call("truncate", {"cause": cause} | unseen)
         self._take_notes(reply)

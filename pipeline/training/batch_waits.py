@@ -10,7 +10,7 @@ from pipeline.schedule import Blocked, Scheduler
 from pipeline.trainer_config import TrainerConfig
 from pipeline.training.intake import DataUsedUp, Intake
 from pipeline.trajectory import Group
-from pipeline.waits import REPORT_SECONDS, Culprit, Waits
+from pipeline.waits import LOOK_SECONDS, Culprit, Waits
 
 
 class BatchWaits:
@@ -49,10 +49,11 @@ class BatchWaits:
         self._time_account.switch("waiting")
         while True:
             try:
-                result = await self._intake.get(REPORT_SECONDS)
+                result = await self._intake.get(LOOK_SECONDS)
                 break
             except TimeoutError:
-                self._waits.report(self._culprit(blocked))
+                if self._intake.empty:  # else it came in this very tick
+                    self._waits.look(self._culprit(blocked))
         self._time_account.switch("busy")
         if isinstance(result, BaseException):
             self._waits.end()
@@ -66,15 +67,14 @@ class BatchWaits:
         """
         slots, began = self._run.slots, self._clock()
         while (slot := slots.slot_for_next()) is None:
-            culprit = self._slot_culprit()
-            self._waits.begin(n, culprit)
+            self._waits.begin(n, self._slot_culprit())
             self._time_account.switch("waiting")
             slots.lease_returned.clear()
             try:
-                async with asyncio.timeout(REPORT_SECONDS):
+                async with asyncio.timeout(LOOK_SECONDS):
                     await slots.lease_returned.wait()
             except TimeoutError:
-                self._waits.report(culprit)
+                self._waits.look(self._slot_culprit())
             self._waits.slot_seconds = self._clock() - began
             self._time_account.switch("busy")
             if (error := self._ended_by()) is not None:
@@ -84,24 +84,21 @@ class BatchWaits:
         return slot
 
     def _culprit(self, blocked: Blocked) -> Culprit:
-        trajectory, doing = self._rollouts.doing(blocked.group)
+        held = self._rollouts.doing(blocked.group)
         if blocked.why == "ready":
-            detail = f"too few finished groups; group {blocked.group} is the oldest unfinished one ({doing})"
+            detail = f"too few finished groups; group {blocked.group} is the oldest unfinished one ({held.words})"
             if self._config.stale_policy == "wait":
                 detail += f"; {self._scheduler.pending} of {self._config.groups_per_step} are finished"
-            return Culprit("ready", blocked.group, trajectory, detail)
+            return Culprit("ready", blocked.group, held.trajectory, detail)
         deadline = self._scheduler.deadline(blocked.group)
-        detail = f"group {blocked.group} must train by version {deadline}; trajectory {trajectory} is in: {doing}"
-        return Culprit(doing, blocked.group, trajectory, detail)
+        who = "it is" if held.trajectory is None else f"trajectory {held.trajectory} is in:"
+        detail = f"group {blocked.group} must train by version {deadline}; {who} {held.words}"
+        return Culprit(held.cause, blocked.group, held.trajectory, detail)
 
     def _slot_culprit(self) -> Culprit:
-        holder = self._rollouts.holding_oldest()
-        num_slots = self._run.spec.num_slots
-        if holder is None:
-            return Culprit("slot", None, None, f"all {num_slots} weight slots are leased, by an evaluation at least")
-        group, trajectory, doing = holder
-        detail = (
-            f"all {num_slots} weight slots are leased; trajectory {trajectory} holds the oldest version, and is in: "
-            f"{doing}"
-        )
-        return Culprit("slot", group, trajectory, detail)
+        held = self._rollouts.holding_oldest()
+        all_leased = f"all {self._run.spec.num_slots} weight slots are leased"
+        if held is None:
+            return Culprit("slot", None, None, f"{all_leased}, by an evaluation at least; its end gives one back")
+        detail = f"{all_leased}; trajectory {held.trajectory} holds the oldest version, and is in: {held.words}"
+        return Culprit("slot", held.group, held.trajectory, detail)

@@ -8,6 +8,7 @@ at the new version before its answer says that the weights are in their slot.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.data.mixed_rows import MixedRows
 from pipeline.errors import RunError
@@ -79,13 +80,14 @@ class TrainingLoop:
         self._config = config
         self._run = run
         self._scheduler = scheduler
+        self._rollouts = rollouts
         self._validate_batch = validate_batch
         self._samples = samples
         self._mix = mix
         self._recorder = recorder
         self._clock = clock
         self._stop = False
-        self.waits = Waits(run.events, clock)
+        self.waits = Waits(run.events, clock, lambda: run.standing_still)
         self.intake = Intake(config, run, scheduler, rollouts, recorder)
         self.received = Received()
         self.time_account = TimeAccount(clock)
@@ -116,9 +118,23 @@ class TrainingLoop:
     def waits_for(self) -> str:
         """Whom the trainer waits for now, in words; empty when it is itself at work."""
         if self._training:
-            return f"the learner, which trains batch {self._training}"
-        culprit = self.waits.current
-        return "" if culprit is None else culprit.detail
+            return self.waits.with_processes(f"the learner, which trains batch {self._training}")
+        return self.waits.words
+
+    def state(self) -> dict[str, Any]:
+        """For a report: the schedule, and what the rollouts are at."""
+        scheduler = self._scheduler
+        return {
+            "version": scheduler.version,
+            "batches": scheduler.batches,
+            "batch_with_learner": self._training,
+            "admitted": scheduler.admitted,
+            "results_pending": scheduler.pending,
+            "results_not_pulled": self.intake.depth,
+            "reserved_groups": scheduler.reserved_groups,
+            "reservation_epoch": self.intake.epoch,
+            "trajectories": self._rollouts.state(),
+        }
 
     async def settle(self) -> Step | None:
         """In a run that was cut off in an update: count it, when the learner has answered. Returns what it did; None if

@@ -112,10 +112,14 @@ class TrainingRun:
     def waits_for(self) -> str:
         """Whom the trainer waits for now, in words; empty when it is itself at work."""
         if self._opening:
-            return "the processes to start"
+            return f"the processes to start{self._model.starting}"
         if self._saving or (self._saver is not None and self._saver.saves is not None):
             return f"the learner, which saves version {self._scheduler.version}"
         return self._loop.waits_for if self._loop is not None else ""
+
+    def state(self) -> dict[str, Any]:
+        """For a report; empty before the first batch and after the last."""
+        return self._loop.state() if self._loop is not None else {}
 
     async def steps(self) -> AsyncIterator[Step]:
         """Train, yielding each batch when its weights are published. Raises what ended the run, but for a stop."""

@@ -1,6 +1,7 @@
 """What may train when it has got old: a run per stale policy, and who is waited for meanwhile."""
 
 import asyncio
+import re
 import time
 
 import pytest
@@ -116,7 +117,7 @@ def test_step_waits_for_a_slot_when_old_trajectories_lease_them_all(model, tmp_p
 
     trainer = held_trainer(model, tmp_path, max_staleness=1, stale_policy="keep", **ALLOWED["keep"])
     steps = train_watched(trainer, held_rows(0, 8), 4, on_wait=let_go)
-    assert "trajectory 0." in seen[0] and seen[0].endswith("is in: tool")
+    assert re.search(r"trajectory 0\.\d holds the oldest .* and is in: \w.* for \d+ s, ended by environment_t", seen[0])
     waits = [event for event in events_of(tmp_path / "run", "wait") if event["why"] == "slot"]
     assert {(event["step"], event["group"]) for event in waits} == {(3, 0)}
     assert sum(event["seconds"] for event in waits) == pytest.approx(

@@ -61,19 +61,36 @@ def test_two_samplers_share_the_work_and_one_may_be_killed(pair, tmp_path):
     assert audit(tmp_path / "run") == 0
 
 
-def test_sampler_that_dies_while_the_learner_still_starts_ends_the_run_at_once(tmp_path, monkeypatch):
-    """The learner is halted, so that its Ready can never come."""
+@pytest.mark.parametrize("role", ["sampler", "environment"])
+def test_a_process_that_is_killed_before_it_serves_is_replaced(tmp_path, monkeypatch, role):
+    """A sampler is then at its hello, while the learner still starts."""
     receive = WorkerHandle._receive
 
     def kill_at_hello(handle, message):
-        if isinstance(message, Hello) and handle.role == "sampler":
-            os.kill(model._pool._handles[("learner", 0)].pid, signal.SIGSTOP)
+        if isinstance(message, Hello) and handle.role == role and handle.incarnation == 0:
             kill(handle.pid)
         receive(handle, message)
 
     monkeypatch.setattr(WorkerHandle, "_receive", kill_at_hello)
     with rl.Supervisor(device="cpu") as model:
-        with pytest.raises(WorkerDied, match=r"sampler 0 \(pid \d+\) was killed by SIGKILL"):
+        assert train(make_trainer(model, tmp_path / "run"), 1) == [1]
+    (restart,) = events_of(tmp_path / "run", "restart")
+    assert restart["worker"] == f"{role} 0" and "was killed by SIGKILL" in restart["cause"]
+
+
+def test_a_process_that_is_killed_again_and_again_before_it_serves_ends_the_run(tmp_path, monkeypatch):
+    receive = WorkerHandle._receive
+
+    def kill_at_hello(handle, message):
+        if isinstance(message, Hello) and handle.role == "environment":
+            kill(handle.pid)
+        receive(handle, message)
+
+    monkeypatch.setattr(WorkerHandle, "_receive", kill_at_hello)
+    with rl.Supervisor(device="cpu", max_restarts=1) as model:
+        with pytest.raises(
+            rl.RunError, match=r"died 2 times within ten minutes, but max_restarts is 1\. The last: The e"
+        ):
             train(make_trainer(model, tmp_path / "run"), 1)
 
 

@@ -130,7 +130,7 @@ def test_sampling_is_no_silence():
 def test_a_rollout_that_no_harness_asks_for_fails_when_none_is_heard_of():
     async def script(agent):
         await asyncio.sleep(IDLE - 1.0)
-        assert agent.loop.doing == "queue"
+        assert agent.loop.doing.cause == "queue"
         agent.sessions.hear()  # of another rollout
         with pytest.raises(TrajectoryError, match="No harness asked for trajectory 4.2, or for anything else, within"):
             await agent.end()
@@ -159,7 +159,7 @@ def test_what_breaks_sampling_breaks_the_trajectory():
 def test_stopped_between_requests_it_ends_now_unscored():
     async def script(agent):
         await agent.ask(A)
-        assert agent.loop.doing == "tool"
+        assert agent.loop.doing.cause == "tool"
         agent.loop.stop("group_deadline")
         with pytest.raises(Refusal, match="ended by group_deadline") as error:
             await agent.ask(B)
@@ -177,7 +177,7 @@ def test_stopped_while_it_samples_it_finishes_that_request_only():
     async def script(agent):
         first, waits = (asyncio.ensure_future(agent.ask(A)) for _ in range(2))
         await asyncio.sleep(1.0)
-        assert agent.loop.doing == "sampling"
+        assert agent.loop.doing.cause == "sampling"
         agent.loop.stop("group_deadline")
         assert await agent.end() == ("group_deadline", 0.0)
         assert (await first).finish_reason == "length"

@@ -54,7 +54,7 @@ def test_what_the_call_returns_ends_the_rollout():
         returned = await called(environment)
         (_, told), (call, _) = environment.calls
         assert told["row"]["row"] == {"n": 5} and told["row"]["base_url"] == "http://here/v1" and call == "turn"
-        assert agent.sessions.find(told["row"]["api_key"]).driven is agent.loop and agent.loop.doing == "tool"
+        assert agent.sessions.find(told["row"]["api_key"]).driven is agent.loop and agent.loop.doing.cause == "tool"
         await agent.ask(A)
         with pytest.raises(Refusal, match="returns its reward; post none"):
             agent.post(1.0)

@@ -105,6 +105,25 @@ def test_old_evaluation_that_always_asks_again_takes_turns_with_training_over_a_
     assert run(test()) == [-1, 0, -1, 1, -1, 2, -1, 3]
 
 
+def test_who_waits_for_a_request_is_told_where_it_is():
+    client = SamplerClient(3, RequestLimit(1), give_up)
+
+    async def test():
+        FakeSampler(client)
+        for member in range(2):
+            ask(client, group=1, member=member)
+        await tick()
+        told = [client.whereabouts(1, member) for member in range(2)]
+        client.disconnect()
+        return [*told, client.whereabouts(1, 0)]
+
+    assert run(test()) == [
+        "ended by sampler 3, which has it",
+        "in line for sampler 3: max_sample_requests and its queue let 1 in for now",
+        "sampler 3 is being replaced, and computes it then",
+    ]
+
+
 def test_room_for_the_whole_reply_is_reserved_and_given_back_after_a_shorter_one(client):
     """Replies of up to 400 tokens at 8 bytes: two fit into 8192 bytes, the third waits."""
 

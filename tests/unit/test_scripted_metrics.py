@@ -54,6 +54,8 @@ class PlayedLearner:
 class PlayedRun(Run):
     """What the training loop needs of an ActiveRun beyond what rollouts do."""
 
+    standing_still = ""
+
     def __init__(self, script, num_slots):
         super().__init__(script, 10, 1000, Hosts(script))
         shape = LedgerShape(num_slots=num_slots, num_reservations=8, num_workers=0)
@@ -280,7 +282,7 @@ def test_a_wait_for_the_bound_is_told_from_a_lack_of_groups_and_divided_by_cause
     ]
     (first, second, third), run = play(monkeypatch, script, pauses=(0, 0))
     assert_metrics(first, staleness__wait_seconds=0, staleness__wait_count=0, staleness__reserved_groups=1)
-    # Group 2 is there from 25 on, but group 0, of version 0, must train now: the wait is looked at every 10 s.
+    # Group 2 is there from 25 on, but group 0, of version 0, must train now; it samples until 30.
     assert_metrics(
         second,
         staleness__wait_seconds=65,
@@ -290,8 +292,8 @@ def test_a_wait_for_the_bound_is_told_from_a_lack_of_groups_and_divided_by_cause
         time__trainer_waiting_seconds=75,
         throughput__queue_depth=1,
     )
-    assert second["staleness/wait_seconds/sampling"] == pytest.approx(10)
-    assert second["staleness/wait_seconds/reward"] == pytest.approx(55)
+    assert second["staleness/wait_seconds/sampling"] == pytest.approx(5)
+    assert second["staleness/wait_seconds/reward"] == pytest.approx(60)
     assert_metrics(third, staleness__wait_seconds=0, staleness__span_age_max=1)
     waits = [event for event in run.logged if event["event"] == "wait" and event["why"] not in ("ready",)]
     assert {event["trajectory"] for event in waits} == {"0.0"}

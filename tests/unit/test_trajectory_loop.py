@@ -181,28 +181,32 @@ def test_failure_of_the_environment_leaves_no_reward(when):
 
 
 def test_what_it_waits_for_is_told():
-    seen = {}
+    seen, words = {}, []
 
     class Watched(Environment):
         async def call(self, call, argument):
-            seen[call] = played.loop.doing
+            seen[call] = played.loop.doing.cause
+            words.append(played.loop.doing.words)
             return await super().call(call, argument)
 
     played = Played([segment(9, STOP)], Watched([go_on()]), max_turns=1)
     generate = played._generate
-    played._generate = lambda *request: seen.setdefault("generate", played.loop.doing) and generate(*request)
-    assert played.loop.doing == "queue"
+    played._generate = lambda *request: seen.setdefault("generate", played.loop.doing.cause) and generate(*request)
+    assert played.loop.doing.cause == "queue"
     played.run()
     assert seen == {"reset": "tool", "generate": "sampling", "truncate": "reward"}
+    assert words == ["reset of its environment", "on_truncated (turns)"]
 
 
-@pytest.mark.parametrize(("ids", "doing"), [([9, STOP], "tool"), ([5, STOP], "reward")])
+@pytest.mark.parametrize(
+    ("ids", "doing"), [([9, STOP], ("tool", "tool look")), ([5, STOP], ("reward", "on_turn or reward"))]
+)
 def test_a_turn_without_calls_is_waited_for_as_its_reward(ids, doing):
     seen = {}
 
     class Watched(Environment):
         async def call(self, call, argument):
-            seen[call] = played.loop.doing
+            seen[call] = (played.loop.doing.cause, played.loop.doing.words)
             return await super().call(call, argument)
 
     played = Played([segment(*ids)], Watched())

@@ -104,9 +104,9 @@ def test_same_culprit_goes_on_and_another_starts_a_wait_of_its_own(waits, clock,
 def test_lasting_wait_is_reported_in_parts_that_add_up(waits, clock, told):
     waits.begin(7, tool())
     clock.now += 10.0
-    waits.report(tool())
+    waits.look(tool())
     clock.now += 10.0
-    waits.report(READY)  # by now it is for something else
+    waits.look(READY)  # by now it is for something else
     clock.now += 3.0
     waits.end()
     assert [(event["why"], event["seconds"]) for event in told()] == [("tool", 10.0), ("tool", 10.0), ("ready", 3.0)]
@@ -115,7 +115,7 @@ def test_lasting_wait_is_reported_in_parts_that_add_up(waits, clock, told):
 def test_report_is_on_disk_at_once(waits, clock, tmp_path):
     waits.begin(7, tool())
     clock.now += 10.0
-    waits.report(tool())
+    waits.look(tool())
     assert '"seconds": 10.0' in (tmp_path / "events.jsonl").read_text()
 
 
@@ -123,9 +123,9 @@ def test_pull_that_lasts_is_divided_between_the_causes_as_its_events_are(waits, 
     waits.begin_counting("tool")
     waits.begin(7, tool())
     clock.now += 10.0
-    waits.report(Culprit("sampling", 4, "4.1", ""))
+    waits.look(Culprit("sampling", 4, "4.1", ""))
     clock.now += 10.0
-    waits.report(Culprit("reward", 4, "4.1", ""))
+    waits.look(Culprit("reward", 4, "4.1", ""))
     clock.now += 1.5
     waits.end_counting()
     waits.end()
@@ -137,7 +137,7 @@ def test_pull_that_lasts_is_divided_between_the_causes_as_its_events_are(waits, 
 def test_pull_that_does_not_count_adds_nothing(waits, clock):
     waits.begin(7, READY)
     clock.now += 10.0
-    waits.report(READY)
+    waits.look(READY)
     waits.end_counting()
     assert (waits.bound_count, waits.bound_seconds, waits.by_cause) == (0, 0.0, {})
 
@@ -159,3 +159,49 @@ def test_reset_does_not_end_a_wait(waits, clock, told):
     clock.now += 1.0
     waits.end()
     assert [event["seconds"] for event in told()] == [1.0]
+
+
+def test_looks_at_a_wait_that_goes_on_tell_nothing_before_its_report_is_due(waits, clock, told):
+    waits.begin(7, tool())
+    for _ in range(9):
+        clock.now += 1.0
+        waits.look(tool(trajectory="4.2"))
+    assert told() == []
+    clock.now += 1.0
+    waits.look(tool(trajectory="4.0"))
+    assert [(event["seconds"], event["trajectory"]) for event in told()] == [(10.0, "4.0")]
+
+
+def test_another_reason_is_told_when_it_is_seen_and_takes_its_own_time(waits, clock, told):
+    waits.begin_counting("tool")
+    waits.begin(7, tool())
+    clock.now += 3.0
+    waits.look(Culprit("sampling", 4, "4.1", ""))
+    clock.now += 2.0
+    waits.end_counting()
+    waits.end()
+    assert [(event["why"], event["seconds"]) for event in told()] == [("tool", 3.0), ("sampling", 2.0)]
+    assert waits.by_cause == {"tool": 3.0, "sampling": 2.0}
+
+
+def test_a_process_that_begins_to_stand_still_is_told_at_once_and_stands_behind_every_detail(log, clock, told):
+    still = [""]
+    waits = Waits(log, clock, lambda: still[0])
+    assert waits.words == ""
+    waits.begin(7, READY)
+    clock.now += 1.0
+    waits.look(READY)
+    still[0] = "the sampler 0 has been stopped for 1 s"
+    clock.now += 1.0
+    waits.look(READY)
+    assert [event["seconds"] for event in told()] == [2.0]
+    still[0] = "the sampler 0 has been stopped for 2 s"
+    clock.now += 1.0
+    waits.look(READY)
+    assert waits.words == f"{READY.detail}; {still[0]}"
+    waits.end()
+    assert [(event["seconds"], event["detail"]) for event in told()] == [
+        (2.0, "too few finished groups; the sampler 0 has been stopped for 1 s"),
+        (1.0, "too few finished groups; the sampler 0 has been stopped for 2 s"),
+    ]
+    assert waits.with_processes("the learner") == f"the learner; {still[0]}"

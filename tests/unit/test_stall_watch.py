@@ -1,0 +1,127 @@
+"""When a run counts as stalled, what is written then, and how it goes on or ends."""
+
+import asyncio
+import json
+
+import pytest
+
+from pipeline.run_warnings import RunWarning
+from pipeline.stalls.stall_watch import Stall, StallWatch
+from pipeline.stalls.tasks import task_lines
+
+
+def seen(stall, moves, seconds=1.0):
+    return [stall.see(one, seconds) for one in moves]
+
+
+def test_a_stall_is_told_once_when_nothing_has_moved_for_the_time_out():
+    assert seen(Stall(3.0), [7] * 9) == [False, False, False, True] + [False] * 5
+
+
+def test_what_moves_begins_anew_and_another_stall_is_told_again():
+    stall = Stall(2.0)
+    assert seen(stall, [7, 7, 8, 8, 8, 8]) == [False, False, False, False, True, False]
+    assert seen(stall, [9, 9, 9]) == [False, False, True]
+
+
+def test_nothing_need_move_while_the_caller_has_the_step():
+    assert not any(seen(Stall(2.0), [None] * 50))
+
+
+def test_time_in_which_this_process_itself_stood_still_does_not_count():
+    assert seen(Stall(300.0), [7] * 10, seconds=3600.0) == [False] * 10
+
+
+class Watched:
+    """A run in which nothing moves, watched until it is told of."""
+
+    def __init__(self, directory, monkeypatch, *, stops):
+        monkeypatch.setattr("pipeline.stalls.stall_watch.LOOK_SECONDS", 0.01)
+        self.directory, self.errors, self.told = directory, [], asyncio.Event()
+        self.watch = StallWatch(
+            directory,
+            0.02,
+            moves=lambda: (1, 2),
+            report=self.report,
+            waits_for=lambda: "the learner",
+            fail=self.errors.append,
+            stops=stops,
+        )
+
+    async def report(self):
+        self.told.set()
+        return {"ledger": {"policy_version": 3}, "odd": {1}}
+
+    async def run(self):
+        with self.watch.watching():
+            await self.told.wait()
+            await asyncio.sleep(0.05)
+
+    @property
+    def files(self):
+        return list(self.directory.glob("stall-*.json"))
+
+
+def test_it_writes_one_file_and_continues(tmp_path, monkeypatch):
+    async def run():
+        watched = Watched(tmp_path, monkeypatch, stops=False)
+        await watched.run()
+        return watched
+
+    with pytest.warns(RunWarning) as warned:
+        watched = asyncio.run(run())
+    (path,) = watched.files
+    found = json.loads(path.read_text())
+    assert found["waits_for"] == "the learner" and found["ledger"] == {"policy_version": 3}
+    assert found["seconds"] >= 0.02
+    assert [str(one.message) for one in warned] == [
+        f"Nothing has moved in this run for 0 s: it waits for the learner; what every process is at is in {path}. "
+        'It continues, as on_stall is "continue".'
+    ]
+
+
+def test_it_ends_the_run_if_that_was_asked_for_also_where_nothing_can_be_written(tmp_path, monkeypatch):
+    async def run():
+        watched = Watched(tmp_path / "gone", monkeypatch, stops=True)
+        await watched.run()
+        return watched.errors
+
+    (error,) = asyncio.run(run())
+    assert "Nothing has moved" in str(error) and "can't be written: No such file" in str(error)
+    assert str(error).endswith('It ends, as on_stall is "stop".')
+
+
+def test_what_breaks_in_the_watch_ends_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.stalls.stall_watch.LOOK_SECONDS", 0.001)
+
+    def broken():
+        raise ZeroDivisionError
+
+    async def run():
+        failed = asyncio.get_running_loop().create_future()
+        watch = StallWatch(tmp_path, 1.0, moves=broken, report=None, waits_for=str, fail=failed.set_result, stops=False)
+        with watch.watching():
+            return await failed
+
+    assert isinstance(asyncio.run(run()), ZeroDivisionError)
+
+
+def test_equal_tasks_are_told_together_down_to_where_they_wait():
+    async def inner(event):
+        await event.wait()
+
+    async def outer(event):
+        await inner(event)
+
+    async def run():
+        event = asyncio.Event()
+        tasks = [asyncio.ensure_future(outer(event)) for _ in range(3)]
+        await asyncio.sleep(0)
+        lines = task_lines()
+        event.set()
+        await asyncio.gather(*tasks)
+        return lines
+
+    first = asyncio.run(run())[0]
+    assert first.startswith("3 × ") and "outer (unit/test_stall_watch.py:" in first
+    assert first.index("outer") < first.index("inner") < first.index("Event.wait (asyncio/locks.py:")
