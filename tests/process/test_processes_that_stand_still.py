@@ -110,10 +110,10 @@ def test_processes_that_are_stopped_while_they_start_are_killed_and_replaced(tmp
                     stopped[handle.role] = handle.pid
             await asyncio.sleep(0)
 
-    async def stop_two_and_open(supervisor, *arguments):
+    async def stop_two_and_open(supervisor, *arguments, **options):
         stopping = asyncio.ensure_future(stop(supervisor._pool))
         try:
-            return await open_run(supervisor, *arguments)
+            return await open_run(supervisor, *arguments, **options)
         finally:
             await stopping
 

@@ -19,6 +19,7 @@ from workers.worker_main import START_SECONDS
 
 ROWS = guess.train_rows(0)
 SECONDS = 60.0  # bound on every wait
+NOTICED_WITHIN = 5.0  # seconds, of a death
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +62,29 @@ def test_two_samplers_share_the_work_and_one_may_be_killed(pair, tmp_path):
     assert audit(tmp_path / "run") == 0
 
 
+def test_all_samplers_killed_at_once_are_noticed_within_seconds_and_their_requests_asked_again_once(pair, tmp_path):
+    """Case HR38. Every trajectory has its tokens once: what the dead had not delivered, nobody has seen."""
+    killed = []
+
+    async def act(step):
+        if step.n == 2:
+            run = pair._run
+            assert sum(len(client._sent) for client in run.samplers) > 0  # requests that die with them
+            killed.append(run.events.seconds())
+            for sampler in run.workers.samplers:
+                kill(sampler.pid)
+
+    assert train(make_trainer(pair, tmp_path / "run"), 8, act) == list(range(1, 9))
+    restarts = events_of(tmp_path / "run", "restart")
+    assert {event["worker"] for event in restarts} == {"sampler 0", "sampler 1"} and len(restarts) == 2
+    assert all(0.0 <= event["t"] - killed[0] < NOTICED_WITHIN for event in restarts)
+    assert all("was killed by SIGKILL" in event["cause"] for event in restarts)
+    assert events_of(tmp_path / "run", "retry") == []
+    ended = [event["trajectory"] for event in events_of(tmp_path / "run", "trajectory")]
+    assert len(ended) == len(set(ended))
+    assert audit(tmp_path / "run") == 0
+
+
 @pytest.mark.parametrize("role", ["sampler", "environment"])
 def test_a_process_that_is_killed_before_it_serves_is_replaced(tmp_path, monkeypatch, role):
     """A sampler is then at its hello, while the learner still starts."""
@@ -68,7 +92,7 @@ def test_a_process_that_is_killed_before_it_serves_is_replaced(tmp_path, monkeyp
 
     def kill_at_hello(handle, message):
         if isinstance(message, Hello) and handle.role == role and handle.incarnation == 0:
-            kill(handle.pid)
+            os.kill(handle.pid, signal.SIGKILL)
         receive(handle, message)
 
     monkeypatch.setattr(WorkerHandle, "_receive", kill_at_hello)
@@ -83,7 +107,7 @@ def test_a_process_that_is_killed_again_and_again_before_it_serves_ends_the_run(
 
     def kill_at_hello(handle, message):
         if isinstance(message, Hello) and handle.role == "environment":
-            kill(handle.pid)
+            os.kill(handle.pid, signal.SIGKILL)
         receive(handle, message)
 
     monkeypatch.setattr(WorkerHandle, "_receive", kill_at_hello)
