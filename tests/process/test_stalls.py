@@ -15,8 +15,8 @@ SECONDS = 60.0  # bound on every run
 
 
 @pytest.fixture(scope="module")
-def model():
-    with rl.Supervisor(device="cpu") as supervisor:
+def model(kept):
+    with kept.supervisor(device="cpu") as supervisor:
         yield supervisor
 
 
