@@ -84,7 +84,7 @@ def test_all_samplers_killed_at_once_are_noticed_within_seconds_and_their_reques
     assert audit(tmp_path / "run") == 0
 
 
-@pytest.mark.parametrize("role", ["sampler", "environment"])
+@pytest.mark.parametrize("role", ["learner", "sampler", "environment"])
 def test_a_process_that_is_killed_before_it_serves_is_replaced(tmp_path, monkeypatch, role):
     """A sampler is then at its hello, while the learner still starts."""
     receive = WorkerHandle._receive
