@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from pipeline.errors import RunError
+from workers.limits import room_at
 
 # Made once: json.dumps with options makes an encoder per call. ASCII only, so that no character inside a text can end
 # the line for some reader.
@@ -120,14 +121,16 @@ class JsonLines:
         try:
             file.close()
         except OSError as error:
-            raise RunError(f"{self._path} could not be written to its end: {error.strerror}.") from error
+            raise RunError(
+                f"{self._path} could not be written to its end: {error.strerror}{room_at(self._path)}."
+            ) from error
 
     def _guard(self, act: Callable[[TextIO], Any]) -> None:
         try:
             act(self._file)
         except OSError as error:
             raise RunError(
-                f"{self._path} can't be written: {error.strerror}; make room, or use another disk."
+                f"{self._path} can't be written: {error.strerror}{room_at(self._path)}; make room, or use another disk."
             ) from error
 
 

@@ -70,7 +70,7 @@ def refusal_in_words(error: OSError | MemoryError) -> str | None:
         case errno.ENOMEM:
             return _no_memory()
         case errno.ENOSPC | errno.EDQUOT:
-            return f"{place}: {os.strerror(error.errno)}{_room_at(error.filename)}; make room, or use another disk."
+            return f"{place}: {os.strerror(error.errno)}{room_at(error.filename)}; make room, or use another disk."
         case errno.EROFS:
             return f"{place}: its file system can only be read; name another place."
         case errno.EFBIG:
@@ -114,8 +114,8 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _room_at(path: str | bytes | int | None) -> str:
-    """What is left on the disk of a file that perhaps could not be made; nothing if that can't be told."""
+def room_at(path: str | bytes | int | None) -> str:
+    """In parentheses, what is left on the disk of a file that perhaps could not be made; nothing if nobody can tell."""
     try:
         folder = Path(os.fsdecode(path)).absolute() if path is not None and not isinstance(path, int) else None
         while folder is not None and not folder.is_dir():

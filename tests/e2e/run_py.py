@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from pipeline.processes.run_workers import MODULES
+from workers import keeper
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = ("--groups-per-step", "2", "--group-size", "4")  # quick, and enough for every code path
@@ -80,13 +81,14 @@ class RunPy(RunFiles):
         self.wait_until(lambda: len(self.lines("metrics.jsonl")) >= steps, f"step {steps}")
 
     def workers(self) -> dict[str, psutil.Process]:
-        """Its running worker processes by module."""
+        """Its running worker processes by module; not their keepers."""
         found = {}
         with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(self.process.pid).children():
+            for child in psutil.Process(self.process.pid).children(recursive=True):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     words = child.cmdline()
-                    found |= {module: child for module in MODULES.values() if module in words}
+                    if keeper.__file__ not in words:
+                        found |= {module: child for module in MODULES.values() if module in words}
         return found
 
     def wait_for_workers(self) -> dict[str, psutil.Process]:

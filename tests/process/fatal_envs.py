@@ -49,8 +49,8 @@ class Fatal(Guess):
     async def on_turn(self, traj):
         fatal = self._row.get("fatal")
         if fatal is not None and traj.member == 0 and self._is_due():
-            if self._row.get("leaves"):  # a process that this one has started
-                child = subprocess.Popen(["sleep", str(FOREVER)])
+            if self._row.get("leaves"):  # a process that this one has started, as sandboxes start theirs
+                child = subprocess.Popen(["/bin/sleep", str(FOREVER)], start_new_session=True, env={})
                 with open(os.path.join(self._directory, self._row["leaves"]), "w", encoding="utf-8") as file:
                     file.write(str(child.pid))
             if fatal in IN_THREADS:

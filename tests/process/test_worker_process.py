@@ -164,6 +164,14 @@ def test_last_words_come_in_a_message_and_in_the_log(worker, loud, tmp_path):
     assert "Traceback" in (tmp_path / "run.log").read_text()
 
 
+def test_last_words_come_in_a_message_though_the_logs_disk_is_full(worker, loud):
+    worker.exchange(until=Hello)
+    failed = worker.exchange(loud("/dev/full", environment="nosuch:Env"), until=Failed)
+    assert failed.why.startswith("The environment 'nosuch:Env' can't be imported")
+    assert worker.process.wait(SECONDS)
+    assert worker.process.describe_end() == "ended with status 1"
+
+
 def test_end_is_told_by_the_sentinel_and_in_words(worker):
     worker.exchange(until=Hello)
     assert select.select([worker.process.sentinel], [], [], 0)[0] == []

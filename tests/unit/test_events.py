@@ -81,7 +81,9 @@ def test_a_number_that_is_not_finite_is_refused(tmp_path):
 def test_a_full_disk_is_told_in_one_sentence():
     lines = JsonLines("/dev/full")
     lines.write({"a": 1})
-    with pytest.raises(RunError, match="/dev/full can't be written: No space left"):
+    with pytest.raises(
+        RunError, match=r"/dev/full can't be written: No space left on device \([\d,]+ bytes.* are free\);"
+    ):
         lines.flush()
     with pytest.raises(RunError, match="/dev/full could not be written"):
         lines.close()
