@@ -21,7 +21,7 @@ from pipeline.commands.option_values import as_written
 from pipeline.commands.options import help_text
 from pipeline.commands.resume import Resume, is_resume, parse_resume
 from pipeline.commands.run_config import RunConfig
-from pipeline.commands.signals import end_by_sigterm
+from pipeline.commands.signals import end_by_signals, ignore_signals
 from pipeline.config_checks import suggestion
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.version import VERSION
@@ -48,7 +48,7 @@ LATER = ("report", "top")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code and raises nothing but, after SIGTERM, SystemExit."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    end_by_sigterm()
+    end_by_signals()
     warnings.showwarning = _show_warning
     try:
         code = _command(arguments)
@@ -59,7 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HeadwayError as error:
         return _fail(as_written(str(error), {}), 1)  # the library names its options as Python does
     except KeyboardInterrupt:
+        ignore_signals()
         return 130
+    except SystemExit:
+        ignore_signals()
+        raise
     except BrokenPipeError:
         # The reader of our output is gone (`headway … | head`): nothing is left to say, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
-from typing import Protocol
+from typing import Any, Protocol
 
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
@@ -38,11 +39,20 @@ class Signals:
             self._task.cancel()
 
 
-def end_by_sigterm() -> None:
-    """Until a run has its own way with signals: SIGTERM ends this process with its exit code, and what is begun is
-    undone, as it is after Ctrl-C.
+def end_by_signals() -> None:
+    """Until a run has its own way with signals: the first ends this process with its exit code when what has begun is
+    undone, the second one there and then.
     """
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(EXIT_CODES[signal.Signals(number)]))
+    for number in EXIT_CODES:
+        signal.signal(number, _end)
+
+
+def _end(number: int, _: Any) -> None:
+    for one in EXIT_CODES:  # KeyboardInterrupt, a second time, would be a stack trace of whatever just ran
+        signal.signal(one, lambda again, _: os._exit(EXIT_CODES[signal.Signals(again)]))
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    sys.exit(EXIT_CODES[signal.Signals(number)])
 
 
 def ignore_signals() -> None:

@@ -258,12 +258,15 @@ def test_ctrl_c_ends_a_long_evaluation_at_once_and_the_summary_tells_the_one_bef
     assert [event["status"] for event in run.events("evaluation")] == ["completed", "stopped"]
 
 
+@pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_while_modules_load_ends_the_run_in_silence(start, temporary, number, code):
+def test_signals_while_modules_load_end_the_run_in_silence(start, temporary, number, code, times):
     run = start("run", *LONG)
     # From its own first module on; before that, Python itself would answer.
     run.wait_until(lambda: maps_any(run.process.pid, ("msgpack", "numpy", "zmq")), "first module")
-    run.process.send_signal(number)
+    for _ in range(times):
+        run.process.send_signal(number)
+        time.sleep(0.01)
     assert (run.wait(), run.stderr) == (code, "")
     assert socket_directories(temporary) == []
 
