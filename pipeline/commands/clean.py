@@ -11,6 +11,7 @@ from pipeline.checkpoints.checkpoints import TEMPORARY
 from pipeline.checkpoints.saved import FOLDER, is_run_directory
 from pipeline.endpoint.openai_endpoint import FILE_NAME
 from pipeline.errors import ConfigError
+from pipeline.journal.journal_files import DIRECTORY
 from pipeline.run_lock import LIVE, RunLock, owner
 from workers.sockets import sweep_all
 
@@ -100,8 +101,9 @@ def _leftovers(run_dir: Path) -> Iterator[tuple[Path, str]]:
     """What the directory of a run that is over would not hold if that had not been killed, and what it is."""
     if os.path.lexists(run_dir / LIVE):
         yield run_dir / LIVE, "of a run that was killed"
-    for path in sorted((run_dir / FOLDER).glob(f"{TEMPORARY}*")):
-        yield path, "a checkpoint that was not finished"
+    for folder in (run_dir, run_dir / DIRECTORY, run_dir / FOLDER):
+        for path in sorted(folder.glob(f"{TEMPORARY}*")):
+            yield path, f"a {'checkpoint' if folder.name == FOLDER else 'file'} that was not finished"
     for name in (FILE_NAME, Path(FILE_NAME).with_suffix(".part").name):
         if os.path.lexists(run_dir / name):
             yield run_dir / name, "where an endpoint was"

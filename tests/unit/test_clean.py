@@ -23,9 +23,11 @@ def here(tmp_path, monkeypatch):
 def make_run(path, *, killed):
     """A run's directory with a checkpoint; of one that was killed, with what it left."""
     (path / "checkpoints" / "version-4").mkdir(parents=True)
+    (path / "journal").mkdir()
     for name in ("events.jsonl", "metrics.jsonl", "config.json"):
         (path / name).write_text("{}\n")
     if killed:
+        (path / "journal" / ".tmp-rollouts.msgpack").write_bytes(b"half")
         (path / "checkpoints" / ".tmp-version-6").mkdir()
         (path / "checkpoints" / ".tmp-version-6" / "model.safetensors").write_bytes(b"half")
         for name in (LIVE, "endpoint.json", "endpoint.part"):
@@ -43,6 +45,7 @@ def test_leftovers_of_killed_runs_are_removed_and_told(here, capsys):
     (here / "runs" / "notes" / "endpoint.json").write_text("mine")
     assert main(["clean"]) == 0
     assert capsys.readouterr().out.splitlines() == [
+        "removed runs/killed/journal/.tmp-rollouts.msgpack (a file that was not finished)",
         "removed runs/killed/checkpoints/.tmp-version-6 (a checkpoint that was not finished)",
         "removed runs/killed/endpoint.json (where an endpoint was)",
         "removed runs/killed/endpoint.part (where an endpoint was)",
