@@ -72,6 +72,15 @@ class EnvironmentHandle:
             self._remember(call, argument, reply.result)
         return reply
 
+    @property
+    def story(self) -> dict[str, Any] | None:
+        """What another process, of another run too, can go on from: the argument of `restore`; None: nothing."""
+        return self._story
+
+    def resume(self, story: dict[str, Any]) -> None:
+        """Go on with the environment of an earlier run: the first call restores it."""
+        self._story, self._lost = story, "the run was resumed"
+
     def interrupt(self, cause: str) -> None:
         """End a turn that is under way by a truncation with `cause`; any other call goes on."""
         if not self._turn_under_way:

@@ -48,6 +48,11 @@ class GroupProgress:
         self.closed = False  # by the deadline
 
     @property
+    def has_deadline(self) -> bool:
+        """Whether the group may close before all have ended."""
+        return self._rule.mode == "deadline"
+
+    @property
     def discards(self) -> bool:
         """Whether members that are stopped leave nothing behind."""
         return self._rule.on_stragglers == "discard"

@@ -7,8 +7,8 @@ What comes out are `Group`s, whole or in parts, and, where failed groups are rep
 import asyncio
 import hashlib
 import heapq
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pipeline.chat.format import ChatFormat
@@ -21,6 +21,7 @@ from pipeline.processes.environment_handle import EnvironmentLost
 from pipeline.processes.sampler_client import SegmentResult
 from pipeline.rollouts.agent_loop import AgentLoop
 from pipeline.rollouts.doing import Held
+from pipeline.rollouts.kept_members import KeptMembers, RunningMember, pack_group
 from pipeline.rollouts.rollout_log import RolloutLog
 from pipeline.rollouts.running_group import GroupFailed, RunningGroup
 from pipeline.rollouts.sampled_turns import GenerateSegment, SampledTurns
@@ -29,18 +30,6 @@ from pipeline.rollouts.trajectory_requests import TrajectoryRequests
 from pipeline.schedule import Admission
 from pipeline.trainer_config import EngineConfig
 from pipeline.trajectory import Group, Trajectory
-
-
-@dataclass(frozen=True, slots=True)
-class KeptMembers:
-    """What of a group an earlier run has done. handed_over: members that went out in a part. discarded: those that
-    never will. ended: those that wait for the others. attempts: how often each has started again.
-    """
-
-    handed_over: Collection[int] = ()
-    discarded: Collection[int] = ()
-    ended: Mapping[int, Trajectory] = field(default_factory=dict)
-    attempts: Mapping[int, int] = field(default_factory=dict)
 
 
 class Rollouts:
@@ -108,9 +97,12 @@ class Rollouts:
             priority = priority_of(order, version, admission.row, self._lengths)
             if kept is not None and admission.group in kept:
                 of_group = kept[admission.group]
-                running.resume(of_group.handed_over, of_group.discarded, of_group.ended, of_group.attempts)
-            for member in filter(running.wants, range(self._group_size)):
-                heapq.heappush(self._queue, (priority, admission.group, member))
+                running.resume(of_group)
+                for member, saved in of_group.running.items():  # they had their places
+                    self._start(running, member, priority, saved)
+            for member in range(self._group_size):
+                if running.wants(member) and member not in running.loops:
+                    heapq.heappush(self._queue, (priority, admission.group, member))
         self._forget_done()
         self._start_queued()
 
@@ -163,6 +155,10 @@ class Rollouts:
             ends_by = f"ended by environment_timeout = {self._config.environment_timeout:g} s at the latest"
         return Held(f"{running.group}.{member}", loop.doing.cause, loop.doing.told(ends_by), running.group)
 
+    def saved(self) -> list[bytes]:
+        """What `start` can go on from in a resumed run, a part of the file for each unfinished group."""
+        return [pack_group(group, *running.unfinished()) for group, running in self._groups.items()]
+
     async def stop(self) -> None:
         """Cancel what still runs."""
         self._queue.clear()
@@ -180,12 +176,18 @@ class Rollouts:
             running = self._groups.get(group)
             if running is None or not running.wants(member):
                 continue
-            loop = self._prepare(running, member, priority)
-            running.add(member, loop)
-            task = asyncio.get_running_loop().create_task(self._work(running, member, priority, loop))
-            self._tasks.add(task)
-            self._log.counters.change_active(+1)
-            task.add_done_callback(lambda task, running=running, member=member: self._ended(running, member, task))
+            self._start(running, member, priority)
+
+    def _start(
+        self, running: RunningGroup, member: int, priority: Priority, saved: RunningMember | None = None
+    ) -> None:
+        """saved: where an earlier run stood."""
+        loop = self._prepare(running, member, priority, saved)
+        running.add(member, loop)
+        task = asyncio.get_running_loop().create_task(self._work(running, member, priority, loop))
+        self._tasks.add(task)
+        self._log.counters.change_active(+1)
+        task.add_done_callback(lambda task: self._ended(running, member, task))
 
     def _ended(self, running: RunningGroup, member: int, task: asyncio.Task) -> None:
         self._tasks.discard(task)
@@ -229,8 +231,12 @@ class Rollouts:
                 loop.trajectory.conversation = loop.turns.conversation
         running.finished(member)
 
-    def _prepare(self, running: RunningGroup, member: int, priority: Priority) -> TrajectoryLoop | AgentLoop:
-        """The loop of a trajectory that has yet to start."""
+    def _prepare(
+        self, running: RunningGroup, member: int, priority: Priority, saved: RunningMember | None = None
+    ) -> TrajectoryLoop | AgentLoop:
+        """The loop of a trajectory that has yet to start, or goes on from what an earlier run has saved: at once it
+        leases its version then.
+        """
 
         def begin() -> GenerateSegment:
             if running.sampler is None:
@@ -241,17 +247,18 @@ class Rollouts:
                 running.group,
                 member,
                 priority=priority,
-                pinned=self._pinned,
+                pinned=self._pinned if saved is None else saved.version,
                 engine=self._config,
                 counters=self._log.counters,
             )
             running.open(member, made, self._config.trajectory_timeout)
-            self._log.started(running.group, member, made.version, made.sampler.index)
+            if saved is None:
+                self._log.started(running.group, member, made.version, made.sampler.index)
             running.started(member)
             return self._generator(running, member, made)
 
         turns = SampledTurns(
-            Trajectory(running.group, member, running.row_index),
+            Trajectory(running.group, member, running.row_index) if saved is None else saved.trajectory,
             self._budget,
             self._chat,
             begin,
@@ -271,6 +278,8 @@ class Rollouts:
                 running.requests[member].withdraw()
 
         environment.on_lost, environment.on_restored = lost, self._log.restored
+        if saved is not None:
+            loop.resume(saved.state)
         return loop
 
     async def _instant_is_over(self) -> None:

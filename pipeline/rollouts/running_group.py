@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from pipeline.errors import HopelessError, TrajectoryError
 from pipeline.processes.sampler_client import SamplerClient
 from pipeline.rollouts.agent_loop import AgentLoop
 from pipeline.rollouts.completion import Decision, GroupProgress
+from pipeline.rollouts.kept_members import KeptMembers, RunningMember
 from pipeline.rollouts.rollout_log import RolloutLog
 from pipeline.rollouts.trajectory_loop import TRAJECTORY_TIMEOUT, TrajectoryLoop
 from pipeline.rollouts.trajectory_requests import TrajectoryRequests
@@ -67,25 +68,30 @@ class RunningGroup:
         self._attempts: Counter[int] = Counter()  # how often each member has started again
         self._failures: Counter[int] = Counter()  # how often it has failed
 
-    def resume(
-        self,
-        handed_over: Collection[int],
-        discarded: Collection[int],
-        ended: Mapping[int, Trajectory],
-        attempts: Mapping[int, int],
-    ) -> None:
-        """Go on where an earlier run stood: these members went out, those were discarded, and others have ended and
-        wait for the rest. attempts: how often each has started again.
-        """
-        self._attempts.update(attempts)
-        if handed_over or discarded:
-            self._left_out.update(handed_over, discarded)
-            self._follow(self._progress.resume(handed_over, discarded))
-        for member, trajectory in ended.items():
+    def resume(self, kept: KeptMembers) -> None:
+        """Go on where an earlier run stood."""
+        self._attempts.update(kept.attempts)
+        self._tokens += sum(one.trajectory.generated_tokens for one in kept.running.values())
+        if kept.handed_over or kept.discarded:
+            self._left_out.update(kept.handed_over, kept.discarded)
+            self._follow(self._progress.resume(kept.handed_over, kept.discarded))
+        for member, trajectory in kept.ended.items():
             self._left_out.add(member)
             self._tokens += trajectory.generated_tokens
             self._waiting[member] = trajectory
             self._follow(self._progress.ended(member))
+
+    def unfinished(self) -> tuple[list[Trajectory], list[RunningMember]]:
+        """(those that have ended and wait for the others, those that could go on in a resumed run). With a deadline
+        none can: it counts tokens from notes that nobody keeps.
+        """
+        ended = list(self._waiting.values()) if self.failure is None else []
+        running = []
+        for member, loop in self.loops.items() if not self._progress.has_deadline and self.failure is None else ():
+            state = loop.saved() if isinstance(loop, TrajectoryLoop) else None
+            if state is not None and member in self.requests:
+                running.append(RunningMember(loop.trajectory, self.requests[member].version, state))
+        return ended, running
 
     def wants(self, member: int) -> bool:
         """Whether a member that does not run yet may still be let in."""

@@ -48,6 +48,7 @@ class SampledTurns:
     context: list[int] = field(default_factory=list)  # ids of the current conditioning run
     generated: int = 0  # tokens, over all runs
     segments: list[SegmentResult] = field(default_factory=list)  # of the turn sampled last
+    _ids: list[int] = field(default_factory=list)  # of the turn that is being sampled
     _open: ModelTurn | None = None  # the turn sampled last, while the history lacks it
     _generate: GenerateSegment | None = None
     _num_calls: int = 0  # tool calls so far: each has an id of its own
@@ -78,11 +79,37 @@ class SampledTurns:
         turn_cap: most tokens of this turn, in place of the budget's.
         """
         assert self._generate is not None, "a turn is sampled after `open`"
-        ids: list[int] = []
         self.segments = []
-        stopped, end = await self._sample_into(ids, self._generate, turn_cap)
-        self._open = self._parse(ids)
-        return self._open, stopped, end
+        stopped, end = await self._sample_into(self._ids, self._generate, turn_cap)
+        return self.reopen(self._ids), stopped, end
+
+    def reopen(self, ids: list[int]) -> ModelTurn:
+        """The turn of these ids is the one sampled last."""
+        self._open, self._ids = self._parse(ids), []
+        return self._open
+
+    def saved(self) -> dict[str, Any]:
+        """What `resume` goes on from beside the trajectory, as plain values: as if no request were under way."""
+        unanswered_turn = self.sampling and not self._ids
+        return {
+            "history": [dict(message) for message in self.history],
+            "tools": [dict(tool) for tool in self.tools],
+            "wrap_up": self.wrap_up,
+            "wrapped_up": self.wrapped_up,
+            "num_calls": self._num_calls,
+            "num_turns": self.trajectory.num_turns - int(unanswered_turn),
+            "ids": list(self._ids),
+        }
+
+    def resume(self, saved: Mapping[str, Any]) -> None:
+        """Go on where an earlier run stood; its trajectory is here already."""
+        self.history, self.tools = list(saved["history"]), list(saved["tools"])
+        self.wrap_up, self.wrapped_up = saved["wrap_up"], saved["wrapped_up"]
+        self._num_calls, self.trajectory.num_turns = saved["num_calls"], saved["num_turns"]
+        self._ids, self._run = list(saved["ids"]), self.trajectory.run
+        self.context, self.generated = self.trajectory.run_tokens(), self.trajectory.generated_tokens
+        self.begun = True
+        self._generate = self.begin()
 
     def reply(self, turn: ModelTurn, messages: list[dict], *, asks: bool = False) -> str | None:
         """Put the messages, and if it is time the wrap-up request, behind the turn. asks: they are that request.

@@ -4,7 +4,7 @@ Text exists only for the environment; `sampled_turns.py` keeps the exact ids. No
 starts, which version it is pinned to or when its group closes; `rollouts.py` does.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,9 @@ class TrajectoryLoop:
     _doing: Doing = field(default_factory=in_line)  # while the model does not sample
     # What the model wrote or read without the environment's knowledge, in order: turns, and {"messages": …}.
     _unseen: list[dict] = field(default_factory=list)
+    _turn_cap: int | None = None  # of the turn that is being sampled
+    # The turn that was sampled last, while nothing has followed it, with how it ended.
+    _sampled: tuple[ModelTurn, bool, str] | None = None
 
     @property
     def trajectory(self) -> Trajectory:
@@ -84,19 +87,48 @@ class TrajectoryLoop:
         if self.turns.stopped_by is None:
             self.turns.stopped_by = ENVIRONMENT_LOST
 
+    def saved(self) -> dict[str, Any] | None:
+        """What `resume` goes on from, beside the trajectory, as plain values; None if it can only start again."""
+        story = self.environment.story
+        if story is None or self.discarded or self.turns.stopped_by is not None:
+            return None
+        turns, sampled = self.turns.saved(), None
+        if self._sampled is not None:
+            turn, stopped, end = self._sampled
+            sampled = [list(turn.ids), stopped, end]
+            turns["num_calls"] -= len(turn.tool_calls)  # they are numbered when the turn is read again
+        return {
+            "turns": turns,
+            "sampled": sampled,
+            "turn_cap": self._turn_cap,
+            "unseen": list(self._unseen),
+            "story": story,
+        }
+
+    def resume(self, saved: Mapping[str, Any]) -> None:
+        """`run` will go on where an earlier run stood."""
+        self.environment.resume(saved["story"])
+        self.turns.resume(saved["turns"])
+        self._unseen, self._turn_cap = list(saved["unseen"]), saved["turn_cap"]
+        if saved["sampled"] is not None:
+            ids, stopped, end = saved["sampled"]
+            self._sampled = self.turns.reopen(ids), stopped, end
+
     async def _roll_out(self, row: dict[str, Any], seed: int) -> None:
         if self.discarded:  # before its first step
             return
-        self._doing = Doing("tool", "reset of its environment")
-        reply = await self.environment.call("reset", {"row": row, "seed": seed})
-        if self.discarded:  # in the tick of the reply
-            return
-        self.turns.wrap_up = reply.result["wrap_up"]
-        self.turns.open(reply.result["messages"], reply.result["tools"])
-        turn_cap = None
-        while True:
-            turn, stopped, end = await self.turns.sample(turn_cap)
-            turn_cap, cause = None, None
+        if not self.turns.begun:
+            self._doing = Doing("tool", "reset of its environment")
+            reply = await self.environment.call("reset", {"row": row, "seed": seed})
+            if self.discarded:  # in the tick of the reply
+                return
+            self.turns.wrap_up = reply.result["wrap_up"]
+            self.turns.open(reply.result["messages"], reply.result["tools"])
+        while self.trajectory.truncated is None:
+            if self._sampled is None:
+                self._sampled = await self.turns.sample(self._turn_cap)
+            turn, stopped, end = self._sampled
+            cause, turn_cap = None, None
             if end == TURN:
                 cause, turn_cap = await self._act(turn, stopped)
                 if self.trajectory.reward is not None:
@@ -105,8 +137,8 @@ class TrajectoryLoop:
                 if turn.ids:
                     self._unseen.append(_argument(turn, stopped))
                 cause = self._reply(turn, self.turns.wrap_up, asks=True) if end == CUT else end
-            if cause is not None:
-                return await self._truncate(cause)
+            self.trajectory.truncated, self._sampled, self._turn_cap = cause, None, turn_cap
+        await self._truncate(self.trajectory.truncated)
 
     async def _act(self, turn: ModelTurn, stopped: bool) -> tuple[str | None, int | None]:
         """The environment's part of a turn: (cause of a truncation, cap of the next turn). At the end it sets the
@@ -117,9 +149,10 @@ class TrajectoryLoop:
             self._unseen.append(argument)
             return self._no_turn_follows, None
         if self._unseen:
-            argument["unseen"], self._unseen = self._unseen, []
+            argument["unseen"] = self._unseen
         self._doing = acting(calls)
         reply = await self.environment.call("turn", argument)
+        self._unseen = []
         self.on_tools(reply)
         self._take_notes(reply)
         if "messages" not in reply.result:  # `stop` interrupted it
@@ -157,7 +190,6 @@ class TrajectoryLoop:
 
     async def _truncate(self, cause: str) -> None:
         """The end by a limit."""
-        self.trajectory.truncated = cause
         if self.discarded:
             return
         self._doing = Doing("reward", f"on_truncated ({cause})")

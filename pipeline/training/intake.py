@@ -13,7 +13,8 @@ from pipeline.advantages import all_equal
 from pipeline.errors import RunError
 from pipeline.journal.recorder import Recorder
 from pipeline.processes.active_run import ActiveRun
-from pipeline.rollouts.rollouts import KeptMembers, Rollouts
+from pipeline.rollouts.kept_members import KeptMembers
+from pipeline.rollouts.rollouts import Rollouts
 from pipeline.rollouts.running_group import GroupFailed
 from pipeline.schedule import Admission, Scheduler
 from pipeline.trainer_config import TrainerConfig

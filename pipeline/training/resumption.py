@@ -11,14 +11,15 @@ from pipeline.checkpoints.saved import complete_checkpoints, run_checkpoint
 from pipeline.errors import ConfigError, JournalError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.journal.complete_log import complete_log
-from pipeline.journal.journal_files import read
+from pipeline.journal.journal_files import DIRECTORY, read
 from pipeline.journal.log_state import LoggedMember, LogState
 from pipeline.journal.run_state import RunState
 from pipeline.json_lines import cut_torn_tail, read_lines
 from pipeline.resume_check import refuse_changed
-from pipeline.rollouts.rollouts import KeptMembers
+from pipeline.rollouts.kept_members import KeptMembers, read_kept
 from pipeline.schedule import Scheduler, ScheduleRules
-from pipeline.training.run_history import start_of
+from pipeline.training.run_history import FIRST_FILE, start_of
+from pipeline.trajectory import Trajectory
 
 METRICS = "metrics.jsonl"
 EVALUATIONS = "eval.jsonl"
@@ -28,7 +29,7 @@ EVALUATIONS = "eval.jsonl"
 class Resumption:
     """state: with `training`, if the last batch has begun and did not get as far as its line in metrics.jsonl. log:
     what events.jsonl says. versions: after each batch, by metrics.jsonl. evaluations: that have ended. saved_version:
-    of the newest complete checkpoint.
+    of the newest complete checkpoint. kept: what of each outstanding group need not be done again.
     """
 
     state: RunState
@@ -36,6 +37,7 @@ class Resumption:
     versions: Mapping[int, int] = field(default_factory=dict)
     evaluations: tuple[Evaluation, ...] = ()
     saved_version: int | None = None
+    kept: dict[int, KeptMembers] = field(default_factory=dict)
 
     @property
     def measured(self) -> frozenset[int]:
@@ -57,8 +59,9 @@ class Resumption:
     def started_again(self) -> Iterator[dict[str, Any]]:
         """The `retry` event of each trajectory that was begun and is to begin anew."""
         for group in self.state.outstanding:
+            kept = self.kept[group]
             for member, logged in sorted(self._logged(group).items()):
-                if logged.state in ("running", "ended"):
+                if _is_begun(logged) and member not in kept.ended and member not in kept.running:
                     yield {
                         "group": group,
                         "trajectory": f"{group}.{member}",
@@ -67,15 +70,34 @@ class Resumption:
                         "tokens": logged.tokens,
                     }
 
-    def kept_members(self) -> dict[int, KeptMembers]:
-        """What of each outstanding group need not be done again."""
-        found = {}
+    @property
+    def pinned_versions(self) -> set[int]:
+        """Of the trajectories that go on."""
+        running = [one for kept in self.kept.values() for one in kept.running.values()]
+        return {one.version for one in running if one.version is not None}
+
+    def keep(self, saved: Mapping[int, KeptMembers], first_version: int) -> None:
+        """Note what of each outstanding group need not be done again: of `saved`, only what the log tells, too.
+        first_version: the oldest that replay can reach.
+        """
         for group, outstanding in self.state.outstanding.items():
-            members = self._logged(group)
-            again = {m: one.attempt + (one.state in ("running", "ended")) for m, one in members.items()}
+            found, members = saved.get(group, KeptMembers()), self._logged(group)
+
+            def same(member: int, state: str, trajectory: Trajectory) -> bool:
+                logged = members.get(member)  # noqa: B023 (used at once)
+                return logged is not None and logged.state == state and logged.tells_all_of(trajectory)
+
+            ended = {m: one for m, one in found.ended.items() if same(m, "ended", one)}
+            running = {
+                m: one
+                for m, one in found.running.items()
+                if same(m, "running", one.trajectory)
+                and one.version == members[m].pinned
+                and (one.version is None or one.version >= first_version)
+            }
+            again = {m: one.attempt + (_is_begun(one) and m not in ended | running) for m, one in members.items()}
             discarded = {m for m, one in members.items() if one.state == "discarded"}
-            found[group] = KeptMembers(handed_over=outstanding.handed_over, discarded=discarded, attempts=again)
-        return found
+            self.kept[group] = KeptMembers(outstanding.handed_over, discarded, ended, running, again)
 
     def _logged(self, group: int) -> dict[int, LoggedMember]:
         """What the log says of the members of an outstanding group that have not been handed over."""
@@ -125,13 +147,20 @@ def read_resumption(run_dir: Path) -> Resumption:
             "were lost; put them back."
         )
     evaluations = [line | {"row_rewards": tuple(line["row_rewards"])} for _, line in read_lines(run_dir / EVALUATIONS)]
-    return Resumption(
+    resumption = Resumption(
         state=state,
         log=log,
         versions=versions,
         evaluations=tuple(Evaluation(**line) for line in evaluations),
         saved_version=saved[0].version if saved else None,
     )
+    whole_journal = (run_dir / DIRECTORY / f"{FIRST_FILE:08}.log").exists()
+    resumption.keep(read_kept(run_dir), 0 if whole_journal or not saved else saved[-1].version)
+    return resumption
+
+
+def _is_begun(logged: LoggedMember) -> bool:
+    return logged.state in ("running", "ended")
 
 
 def make_scheduler(rules: ScheduleRules, state: RunState) -> Scheduler:

@@ -4,16 +4,25 @@ from pipeline.checkpoints.checkpoints import Checkpoints
 from pipeline.journal.journal_files import Journal
 from pipeline.journal.recorder import Recorder
 from pipeline.processes.active_run import ActiveRun
+from pipeline.training.rollout_saver import RolloutSaver
 
 
 class RunSaver:
     """Of one run that is under way."""
 
-    def __init__(self, checkpoints: Checkpoints, journal: Journal, recorder: Recorder, run: ActiveRun) -> None:
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        journal: Journal,
+        recorder: Recorder,
+        run: ActiveRun,
+        rollouts: RolloutSaver,
+    ) -> None:
         self._checkpoints = checkpoints
         self._journal = journal
         self._recorder = recorder
         self._run = run
+        self._rollouts = rollouts
         self.saves: int | None = None  # the version that is being saved
 
     async def save(self, *, may_fail: bool = False) -> None:
@@ -29,6 +38,7 @@ class RunSaver:
             self.saves = version
             try:
                 await self._checkpoints.save(self._run, version, kept, may_fail=may_fail)
+                await self._rollouts.save()
             finally:
                 self.saves = None
         # What no recovery can need goes: replay must reach every version that somebody holds, or is owed.

@@ -29,6 +29,7 @@ from pipeline.run_spec import RunSpec
 from pipeline.schedule import ScheduleRules
 from pipeline.trainer_config import TrainerConfig
 from pipeline.training.resumption import Resumption, make_scheduler
+from pipeline.training.rollout_saver import RolloutSaver
 from pipeline.training.run_history import RunHistory
 from pipeline.training.run_saver import RunSaver
 from pipeline.training.sample_log import SampleLog
@@ -84,6 +85,7 @@ class TrainingRun:
         state = RunState() if resumption is None else resumption.state
         self._scheduler = make_scheduler(rules, state)
         self._recorder = Recorder(journal, events, state)
+        self._run_dir = run_dir
         self._history = RunHistory(run_dir)
         self._rows = rows
         self._events = events
@@ -127,6 +129,7 @@ class TrainingRun:
         run: ActiveRun | None = None
         rollouts: Rollouts | None = None
         evaluations: Evaluations | None = None
+        keeping: asyncio.Task[None] | None = None
         scheduler = self._scheduler
         self._log_start()
         try:
@@ -134,7 +137,9 @@ class TrainingRun:
             self._lock.tell(**run.live)
             counters = SamplingCounters()
             rollouts = self._make_rollouts(run, counters)
-            saver = self._saver = RunSaver(self._checkpoints, self._journal, self._recorder, run)
+            kept = RolloutSaver(self._run_dir, rollouts, self._config.checkpointing.rollout_every)
+            saver = self._saver = RunSaver(self._checkpoints, self._journal, self._recorder, run, kept)
+            keeping = asyncio.create_task(kept.keep_saving())
             self._loop = TrainingLoop(
                 self._config,
                 run,
@@ -152,7 +157,7 @@ class TrainingRun:
                 await saver.save(may_fail=True)
             else:
                 counters.retries += self._log_started_again(self._resumption)
-                self._loop.intake.resume(self._resumption.kept_members())
+                self._loop.intake.resume(self._resumption.kept)
                 if evaluations is not None and (unfinished := self._unfinished_evaluation()) is not None:
                     evaluations.launch_again(*unfinished)
                 if (begun := self._recorder.state.training) is not None:
@@ -197,7 +202,7 @@ class TrainingRun:
                             await evaluations.stop()
                     finally:
                         if rollouts is not None:
-                            await rollouts.stop()
+                            await self._stop_rollouts(rollouts, kept, keeping, save)
                     if run is not None and loop is not None and save is not SaveAtEnd.NOTHING:
                         await self._save(run, loop, saver, save)
                 except asyncio.CancelledError:
@@ -224,6 +229,20 @@ class TrainingRun:
                 await saver.save(may_fail=True)
         self._loop.time_account.switch("waiting")  # unless one still runs, for no time
         await evaluations.launch(batches, at_end=at_end)
+
+    async def _stop_rollouts(
+        self, rollouts: Rollouts, kept: RolloutSaver, keeping: asyncio.Task[None] | None, save: SaveAtEnd
+    ) -> None:
+        """Cut them off, and keep what they have come to."""
+        contents = kept.contents() if save is not SaveAtEnd.NOTHING else None
+        try:
+            await rollouts.stop()
+        finally:
+            if keeping is not None:
+                keeping.cancel()
+                await asyncio.gather(keeping, return_exceptions=True)
+            if contents is not None:
+                kept.write(contents)
 
     def _tell_scores(self) -> None:
         """Which versions are the best, for `keep_best`."""
@@ -274,8 +293,12 @@ class TrainingRun:
 
     def _versions_needed(self) -> list[int]:
         """Those before the present one that somebody will sample under."""
-        unfinished = self._unfinished_evaluation()
-        return [unfinished[1]] if unfinished is not None and unfinished[1] != self._scheduler.version else []
+        if self._resumption is None:
+            return []
+        needed, unfinished = self._resumption.pinned_versions, self._unfinished_evaluation()
+        if unfinished is not None:
+            needed.add(unfinished[1])
+        return sorted(needed - {self._scheduler.version})
 
     def _make_rollouts(self, run: ActiveRun, counters: SamplingCounters) -> Rollouts:
         config = self._config
