@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from pipeline.checkpoints.kept import Kept, what_stays
 from pipeline.checkpoints.marker import JOURNAL, MARKER, STATE, make_marker, pack_state
-from pipeline.checkpoints.saved import FOLDER, complete_checkpoints, find_checkpoints
+from pipeline.checkpoints.saved import FOLDER, find_checkpoints
 from pipeline.checkpoints.synced_files import remove, sync_directory, write_file, write_files
 from pipeline.config import Checkpointing
 from pipeline.config_checks import warn
@@ -78,7 +78,7 @@ class Checkpoints:
         *,
         learner_bytes: int = 0,
     ) -> None:
-        saved = complete_checkpoints(run_dir)
+        saved, _ = find_checkpoints(run_dir)
         self.latest: Path | None = saved[0].path if saved else None
         self.longest_save = 0.0  # seconds
         self.config = config

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoints.saved import checkpoint_version, is_run_directory, latest_checkpoint
+from pipeline.checkpoints.saved import find_checkpoints, is_run_directory
 from pipeline.commands.arguments import Given, read_arguments
 from pipeline.commands.option_values import as_written, convert
 from pipeline.commands.options import LATER, OPTIONS
@@ -73,11 +73,12 @@ def parse_resume(arguments: Sequence[str]) -> Resume:
             f"{run_dir} belongs to a run that goes on (process {pid}); stop that one first, by Ctrl-C or SIGTERM."
         )
     config, started_in = read_run_config(path)
-    checkpoint = latest_checkpoint(path)
-    if checkpoint is None:
+    found, broken = find_checkpoints(path)  # of the broken the run itself warns
+    if not found:
+        lacking = "".join(f" (of version {version} {why})" for version, why in broken.items())
         raise ConfigError(
-            f"{run_dir} holds no checkpoint to go on from: a run saves its first one when its processes have started; "
-            "begin it anew in another directory."
+            f"{run_dir} holds no checkpoint to go on from{lacking}: a run saves its first one when its processes have "
+            "started; begin it anew in another directory."
         )
     _check_device(config, run_dir)
     step = last_line(path / "metrics.jsonl")
@@ -86,7 +87,7 @@ def parse_resume(arguments: Sequence[str]) -> Resume:
         config=_changed(config, given),
         started_in=started_in,
         done=int(step.get("step", 0)),
-        is_whole=checkpoint_version(checkpoint) == step.get("model_step", 0) and _has_ended(path, config),
+        is_whole=found[0].version == step.get("model_step", 0) and _has_ended(path, config),
     )
 
 

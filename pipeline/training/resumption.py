@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoints.saved import complete_checkpoints, run_checkpoint
+from pipeline.checkpoints.saved import find_checkpoints, run_checkpoint
 from pipeline.errors import ConfigError, JournalError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.journal.complete_log import complete_log
@@ -135,7 +135,7 @@ def read_resumption(run_dir: Path) -> Resumption:
     versions = {line["step"]: line["model_step"] for _, line in read_lines(run_dir / METRICS)}
     num_steps = max(versions, default=0)
     log = complete_log(run_dir, num_steps)
-    saved = complete_checkpoints(run_dir)
+    saved, _ = find_checkpoints(run_dir)  # `find_run` has warned of others
     state, ordinal = start_of(saved[0] if saved else None)
     for record in read(run_dir, ordinal):
         state.apply(record)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.checkpoints.saved import SavedCheckpoint, complete_checkpoints
+from pipeline.checkpoints.saved import SavedCheckpoint, find_checkpoints
 from pipeline.errors import JournalError
 from pipeline.journal.journal_files import read
 from pipeline.journal.records import BatchRecord, rows_of
@@ -21,7 +21,7 @@ class RunHistory:
 
     def base(self, oldest: int) -> tuple[int, Path | None]:
         """The newest complete checkpoint at version `oldest` or before; (0, None): the model's own first weights."""
-        for saved in complete_checkpoints(self._run_dir):
+        for saved in find_checkpoints(self._run_dir)[0]:
             if saved.version <= oldest:
                 return saved.version, saved.path
         return 0, None
@@ -29,7 +29,7 @@ class RunHistory:
     def updates(self, after: int, to: int) -> Iterator[PastUpdate]:
         """The updates from version `after`, that of a `base`, up to version `to`."""
         version = after
-        state, ordinal = start_of(next((s for s in complete_checkpoints(self._run_dir) if s.version == after), None))
+        state, ordinal = start_of(next((s for s in find_checkpoints(self._run_dir)[0] if s.version == after), None))
         for record in read(self._run_dir, ordinal):
             if version == to:
                 return

@@ -1,11 +1,9 @@
 """What a run leaves of its weights, however it ends."""
 
 import asyncio
-import json
 import os
 import shutil
 import signal
-import warnings
 
 import psutil
 import pytest
@@ -13,15 +11,10 @@ import torch
 from running import audit, events_of, make_trainer, published_weights, use
 
 import pipeline as rl
-from pipeline import run_lock
 from pipeline.checkpoints import checkpoints
-from pipeline.checkpoints.saved import complete_checkpoints, latest_checkpoint
-from pipeline.config_checks import ConfigWarning
+from pipeline.checkpoints.saved import latest_checkpoint
 from pipeline.model_directory import open_model
-from pipeline.run_lock import owner
 from pipeline.tasks import guess
-from shm.block import Block
-from shm.ledger import Ledger, LedgerShape
 from tests.small_models import write_small_model
 from workers.errors import CheckpointError
 from workers.model_files.config import read_model_config
@@ -225,17 +218,6 @@ def test_a_disk_without_room_for_the_weights_is_told_before_the_run(model, tmp_p
     assert not (tmp_path / "new").exists()
 
 
-def test_a_disk_without_room_for_all_that_may_be_kept_is_warned_of(model, tmp_path, monkeypatch):
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2_000_000))
-    tiny = model.model_config
-    with pytest.warns(ConfigWarning, match=r"has 2,000,000 bytes free, and the run will save up to 3 checkpoints of"):
-        checkpoints.require_room(tmp_path, tiny, rl.Checkpointing())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        checkpoints.require_room(tmp_path, tiny, rl.Checkpointing(keep=1))
-
-
 def test_what_a_killed_run_has_left_half_done_is_removed(model, tmp_path):
     leftover = tmp_path / "run" / "checkpoints" / ".tmp-version-9"
     leftover.mkdir(parents=True)
@@ -243,87 +225,6 @@ def test_what_a_killed_run_has_left_half_done_is_removed(model, tmp_path):
     assert latest_checkpoint(tmp_path / "run") is None
     rl.run(make_trainer(model, tmp_path / "run"), ROWS, steps=1)
     check_checkpoint(tmp_path / "run", 1)
-
-
-def saved_by(run_dir):
-    """(checkpoints that are there, the journal's files that are there), oldest first."""
-    files = [int(name.split(".")[0]) for name in os.listdir(run_dir / "journal") if name.endswith(".log")]
-    return [one.version for one in reversed(complete_checkpoints(run_dir))], sorted(files)
-
-
-def test_a_run_saves_every_so_many_updates_and_keeps_what_recovery_needs(model, tmp_path):
-    """Every batch has a gradient here or not: versions are read from the log."""
-    trainer = make_trainer(model, tmp_path / "run", checkpointing=rl.Checkpointing(weights_every=2, keep=2))
-    steps = rl.run(trainer, ROWS, steps=8)
-    last = steps[-1].model_step
-    made = [event["version"] for event in events_of(tmp_path / "run", "checkpoint")]
-    assert made == [*range(0, last, 2), last] or made == list(range(0, last + 1, 2))
-    kept, files = saved_by(tmp_path / "run")
-    assert kept[-2:] == made[-2:] and len(kept) <= 3  # one more if an owed group was older than the last but one
-    oldest = complete_checkpoints(tmp_path / "run")[-1]
-    assert files == list(range(oldest.journal, files[-1] + 1))
-    assert audit(tmp_path / "run") == 0
-
-
-def test_the_best_checkpoints_stay(model, tmp_path):
-    evaluator = rl.Evaluator(ROWS[:2], every=2, group_size=1, final_group_size=1)
-    checkpointing = rl.Checkpointing(weights_every=1, keep=1, keep_best=2)
-    trainer = make_trainer(
-        model, tmp_path / "run", evaluator=evaluator, checkpointing=checkpointing, optimizer=rl.Adam(lr=0.05)
-    )
-    rl.run(trainer, ROWS, steps=8)
-    rewards = {one.version: one.reward_mean for one in trainer.evaluations}
-    assert len(rewards) > 2
-    best = sorted(rewards, key=lambda version: (rewards[version], version))[-2:]
-    kept, _ = saved_by(tmp_path / "run")
-    assert {*best, max(rewards)} <= {*kept} and len(kept) <= 4
-
-
-def test_a_disk_without_room_ends_no_run_before_its_end(model, tmp_path, monkeypatch):
-    trainer = make_trainer(model, tmp_path / "run", checkpointing=rl.Checkpointing(weights_every=1))
-    usage = shutil.disk_usage
-
-    def fill(step):
-        if step.n == 1:
-            monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(path)._replace(free=5000))
-
-    with pytest.warns(ConfigWarning) as warned:
-        with pytest.raises(CheckpointError, match=r"has 5,000 bytes free, and [\d,]+ are to be written"):
-            rl.run(trainer, ROWS, steps=4, on_step=fill)
-    assert any("The run goes on, and saves at" in str(one.message) for one in warned)
-    assert len(events_of(tmp_path / "run", "batch")) == 4
-    assert [event["status"] for event in events_of(tmp_path / "run", "end")] == ["failed"]
-    assert saved_by(tmp_path / "run")[0] == [0, 1]
-    assert audit(tmp_path / "run") == 0
-
-
-def test_a_run_directory_belongs_to_one_run(model, tmp_path, monkeypatch):
-    """The second run would be of another process; its refusal comes before it looks at anything."""
-    monkeypatch.setattr(run_lock, "LOOK_SECONDS", 0.05)
-    trainer = make_trainer(model, tmp_path / "run")
-    before = []
-
-    def resume(step):
-        if step.n == 1:
-            second = make_trainer(model, tmp_path / "other")
-            assert owner(tmp_path / "run") == os.getpid()
-            with pytest.raises(rl.ConfigError, match=rf"belongs to a run that goes on \(process {os.getpid()}\)"):
-                next_step(second.run(ROWS, steps=3, resume=tmp_path / "run"))
-            before.append(step)
-            live = json.loads((tmp_path / "run" / "live.json").read_bytes())
-            shape = LedgerShape(**live["ledger_shape"])
-            with Block.open(live["ledger"]["path"], live["ledger"]["num_bytes"], writable=False) as block:
-                assert Ledger(block.view, shape).policy_version() == step.model_step
-            assert live["workers"] == {"learner": 0, "sampler-0": 1}
-
-    rl.run(trainer, ROWS, steps=2, on_step=resume)
-    assert before and owner(tmp_path / "run") is None and not (tmp_path / "run" / "live.json").exists()
-    check_checkpoint(tmp_path / "run", events_of(tmp_path / "run", "published")[-1]["version"])
-
-
-def next_step(run):
-    """Of an async generator that is to raise before it awaits anything."""
-    return run.__anext__().send(None)
 
 
 def test_a_run_begins_from_the_weights_of_a_model_directory(model, tmp_path):
