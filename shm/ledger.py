@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from hashlib import blake2b
+from typing import TypeVar
 
 from shm.errors import LedgerError
 
@@ -33,6 +34,9 @@ _WORKER_STRIDE = 2 * _LINE
 _SPINS = 50
 _NAPS = 1000
 _NAP_SECONDS = 0.001
+
+
+Enumerated = TypeVar("Enumerated", bound=IntEnum)
 
 
 class State(IntEnum):
@@ -226,7 +230,7 @@ class Ledger:
 
     def slot(self, slot: int) -> SlotState:
         version, state, checksum = self._read(self._slot_word(slot), _SLOT_WORDS, f"slot {slot}")
-        return SlotState(version, State(state), checksum)
+        return SlotState(version, _known(State, state), checksum)
 
     def read_lease(self, slot: int) -> int:
         return self._words[self._lease_word(slot)]
@@ -316,7 +320,14 @@ class WorkerRow:
         """pid 0 and incarnation -1 before the worker has introduced itself."""
         pid, incarnation = self._ledger._read(self._start, 3, f"worker {self._index}")
         heartbeat_ns, activity, *rest = self._words[self._start + 3 : self._start + _WORKER_WORDS].tolist()
-        return WorkerState(pid, incarnation, heartbeat_ns, Activity(activity), *rest)
+        return WorkerState(pid, incarnation, heartbeat_ns, _known(Activity, activity), *rest)
+
+
+def _known(kind: type[Enumerated], value: int) -> Enumerated:
+    try:
+        return kind(value)
+    except ValueError:
+        raise LedgerError(f"The ledger names the {kind.__name__} {value}, which there is none of.") from None
 
 
 def _check(content: bytes, salt: int) -> int:
