@@ -8,6 +8,7 @@ eval.jsonl      one line per evaluation, with an evaluator
 checkpoints/    weights, optimizer and trainer's state, each one whole (checkpoints/)
 live.json       while the run goes on: whose it is, locked (run_lock.py)
 logs/           one file per process
+stall-*.json    what every process was at when nothing moved (stalls/)
 """
 
 import json
