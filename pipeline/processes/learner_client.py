@@ -93,6 +93,11 @@ class LearnerClient:
             self._outbox.fail(error)
 
     @property
+    def is_away(self) -> bool:
+        """Whether there is none just now: what is asked waits."""
+        return self._outbox is None
+
+    @property
     def is_lost(self) -> bool:
         """Whether nothing can be had of a learner any more, not even in a run that has failed."""
         return self._lost

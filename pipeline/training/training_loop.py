@@ -117,6 +117,8 @@ class TrainingLoop:
     @property
     def waits_for(self) -> str:
         """Whom the trainer waits for now, in words; empty when it is itself at work."""
+        if self._training and self._run.learner.is_away:
+            return f"the learner, which died and is brought back to version {self._scheduler.version}"
         if self._training:
             return self.waits.with_processes(f"the learner, which trains batch {self._training}")
         return self.waits.words

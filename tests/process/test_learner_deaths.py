@@ -4,7 +4,9 @@ What one point after the other gives is proved without processes in tests/unit/t
 end real ones, in a run with samplers and a journal on disk.
 """
 
+import asyncio
 import json
+import os
 import signal
 
 import dying_learner
@@ -26,7 +28,7 @@ from workers.packing import TrainingRows
 from workers.training import Trainee
 
 ROWS = guess.train_rows(0)
-SECONDS = 300.0  # bound on a run
+SECONDS = 600.0  # bound on a run
 SIGNALS = (signal.SIGKILL, signal.SIGSEGV)
 
 
@@ -40,13 +42,20 @@ def model():
             yield supervisor
 
 
-def train(model, run_dir, plan, *, steps, **options):
+async def until(happened):
+    while not happened():
+        await asyncio.sleep(0.02)
+
+
+def train(model, run_dir, plan, *, steps, meanwhile=None, **options):
     """The versions published, each with its weights, and the run's spec. Every death of the plan must have come."""
     (run_dir / "logs").mkdir(parents=True)
     (run_dir / "logs" / "deaths.json").write_text(json.dumps(plan))
-    seen, specs = [], []
+    seen, specs, tasks = [], [], []
 
     async def look(step):
+        if meanwhile is not None and not tasks:
+            tasks.append(asyncio.create_task(meanwhile(run_dir / "logs")))
         seen.append((step.model_step, published_weights(model)))
         specs.append(model._run.spec)
 
@@ -110,7 +119,24 @@ def test_learner_killed_between_the_chunks_of_a_batch_comes_back_to_the_same_wei
     assert assert_journal_gives(tmp_path / "run", seen, spec) > len(seen)
 
 
+def test_sampler_killed_while_weights_are_written_is_replaced_and_the_learner_goes_on(model, tmp_path):
+    """The learner stands still in the middle of it."""
+
+    async def kill(folder):
+        await until(lambda: (folder / "died-0").exists())
+        victim, learner = model._run.workers.samplers[0].pid, model._run.workers.learner.pid
+        os.kill(victim, signal.SIGKILL)
+        await until(lambda: events_of(folder.parent, "restart"))
+        os.kill(learner, signal.SIGCONT)
+
+    plan = [("slot_writing", 2, False, signal.SIGSTOP)]
+    seen, spec = train(model, tmp_path / "run", plan, steps=4, meanwhile=kill)
+    assert [event["worker"] for event in events_of(tmp_path / "run", "restart")] == ["sampler 0"]
+    assert_journal_gives(tmp_path / "run", seen, spec)
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", SIGNALS)
 def test_learner_may_be_killed_at_every_point(model, tmp_path, number):
     plan = [(point, n, False, number) for n, point in enumerate(POINTS, 1)]

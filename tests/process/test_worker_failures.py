@@ -162,8 +162,13 @@ def test_learner_killed_while_a_batch_larger_than_its_ring_is_sent_gets_all_of_i
         while run.learner._outbox.room() >= 256:
             await asyncio.sleep(0.01)
         kill(run.workers.learner.pid)
+        while not run.learner.is_away:
+            await asyncio.sleep(0.01)
+        told.append(trainer.waits_for)
 
-    assert train(make_trainer(model, tmp_path / "run"), 3, act) == [1, 2, 3]
+    trainer, told = make_trainer(model, tmp_path / "run"), []
+    assert train(trainer, 3, act) == [1, 2, 3]
+    assert told == ["the learner, which died and is brought back to version 1"]
     assert [event["worker"] for event in events_of(tmp_path / "run", "restart")] == ["learner 0"]
     assert audit(tmp_path / "run") == 0
 
