@@ -140,7 +140,7 @@ EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
         ("sampling_policy", "environment_timeout", "environment_processes", "max_retries", "trajectory_timeout"),
     ),
     (KVCache, ("max_staleness", "on_limit", "allow_reprefill")),
-    (Checkpointing, ("weights_every", "keep", "keep_best")),
+    (Checkpointing, ("weights_every", "rollout_every", "keep", "keep_best")),
 )
 
 # Options of features that come later, and what to do until then.
