@@ -90,7 +90,7 @@ class SampledTurns:
 
     def saved(self) -> dict[str, Any]:
         """What `resume` goes on from beside the trajectory, as plain values: as if no request were under way."""
-        unanswered_turn = self.sampling and not self._ids
+        unanswered_turn = self.sampling is not None and not self._ids
         return {
             "history": [dict(message) for message in self.history],
             "tools": [dict(tool) for tool in self.tools],

@@ -137,7 +137,9 @@ class TrajectoryLoop:
                 if turn.ids:
                     self._unseen.append(_argument(turn, stopped))
                 cause = self._reply(turn, self.turns.wrap_up, asks=True) if end == CUT else end
-            self.trajectory.truncated, self._sampled, self._turn_cap = cause, None, turn_cap
+            self.trajectory.truncated = cause
+            if cause is None:
+                self._sampled, self._turn_cap = None, turn_cap
         await self._truncate(self.trajectory.truncated)
 
     async def _act(self, turn: ModelTurn, stopped: bool) -> tuple[str | None, int | None]:

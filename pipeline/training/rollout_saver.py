@@ -1,6 +1,7 @@
 """Saves what a run's unfinished trajectories have come to, now and then and at its end."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.checkpoints.synced_files import replace_file
@@ -20,11 +21,14 @@ class RolloutSaver:
         self._writing = asyncio.Lock()
         self._has_warned = False
 
-    async def keep_saving(self) -> None:
-        """Until it is cancelled."""
-        while True:
-            await asyncio.sleep(self._every)
-            await self.save()
+    async def keep_saving(self, fail: Callable[[BaseException], None]) -> None:
+        """Until it is cancelled. fail(error) ends the run, over what is no matter of the disk."""
+        try:
+            while True:
+                await asyncio.sleep(self._every)
+                await self.save()
+        except Exception as error:  # nobody awaits this before the run's end
+            fail(error)
 
     async def save(self) -> None:
         """What there is now; another thread waits for the disk."""

@@ -139,7 +139,7 @@ class TrainingRun:
             rollouts = self._make_rollouts(run, counters)
             kept = RolloutSaver(self._run_dir, rollouts, self._config.checkpointing.rollout_every)
             saver = self._saver = RunSaver(self._checkpoints, self._journal, self._recorder, run, kept)
-            keeping = asyncio.create_task(kept.keep_saving())
+            keeping = asyncio.create_task(kept.keep_saving(run.fail))
             self._loop = TrainingLoop(
                 self._config,
                 run,
