@@ -87,6 +87,7 @@ class SupervisorLink:
         self._thread = threading.get_ident()
         self._socket = _dealer(context, linger_ms=0)
         self._socket.bind(endpoint)
+        os.chmod(endpoint.removeprefix("ipc://"), 0o600)  # its directory keeps others out already
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_message: Callable[[Message], None] | None = None
         self._on_error: Callable[[Exception], None] | None = None

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import stat
 import subprocess
 import sys
 import tempfile
@@ -252,3 +253,7 @@ def test_error_in_a_delivery_is_handed_over_and_the_messages_behind_it_still_com
     asyncio.run(run())
     assert received == [1, 3]
     assert [type(error) for error in errors] == [MessageError, KeyError]
+
+
+def test_sockets_are_their_users_alone(link, endpoint):
+    assert stat.S_IMODE(os.stat(endpoint.removeprefix("ipc://")).st_mode) == 0o600
