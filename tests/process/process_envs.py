@@ -50,6 +50,28 @@ class HeldGuess(Guess):
         return float(traj.member % 2)
 
 
+class Remembering(Guess):
+    """`guess`, slowly, whose state another process can take over."""
+
+    recovery = "snapshot"
+
+    @tool
+    async def guess(self, number: int) -> str:
+        """Guess.
+
+        Args:
+            number: the guess
+        """
+        await asyncio.sleep(0.02)
+        return await super().guess(number)
+
+    def snapshot(self):
+        return {"secret": self._secret, "found": self._found}
+
+    def restore(self, state):
+        self._secret, self._found = state["secret"], state["found"]
+
+
 class BrokenReward(Guess):
     """`guess` whose reward raises for the number 3."""
 

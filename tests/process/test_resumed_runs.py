@@ -21,6 +21,7 @@ from pipeline.journal.journal_files import Journal
 from pipeline.json_lines import JsonLines
 from pipeline.tasks import guess
 from pipeline.training.training_run import TrainingRun
+from tests.process import process_envs
 from tests.process.running import audit, events_of, make_trainer, metrics_of, published_weights
 from workers.model import init_flat
 
@@ -206,6 +207,33 @@ def test_every_way_to_train_goes_on(model, tmp_path, monkeypatch, way):
         assert audit(copy) == 0
         consumed = [group for event in events_of(copy, "batch") for group in event["groups"]]
         assert way == "parts" or len(consumed) == len(set(consumed)) == 24
+
+
+def test_what_is_under_way_goes_on_with_its_tokens_when_its_environment_can_be_rebuilt(model, tmp_path, monkeypatch):
+    """Stopped in order, nothing is thrown away. Killed, only what has moved on since its last save."""
+    options = {"env": process_envs.Remembering, "checkpointing": rl.Checkpointing(weights_every=3, rollout_every=0.05)}
+    run_dir, at = tmp_path / "run", ("after segment", 130)
+    trainer = make_trainer(model, run_dir, **(OPTIONS | options))
+
+    async def stop_in_the_middle():
+        async for step in trainer.run(ROWS, steps=STEPS):
+            if step.n == 3:
+                trainer.request_stop()
+
+    with copies(monkeypatch, run_dir, lambda *instant: instant == at) as made:
+        asyncio.run(stop_in_the_middle())
+    assert trainer.stopped
+    for directory in (run_dir, made[at]):
+        before = events_of(directory)
+        resume(model, directory, **options)
+        check_whole(directory)
+        again = [event for event in events_of(directory, "retry") if event["cause"] == "the run was resumed"]
+        went_on = [event for event in events_of(directory, "trajectory") if event not in before]
+        began = {event["trajectory"] for event in before if event["event"] == "started"}
+        went_on = {event["trajectory"] for event in went_on} & began - {event["trajectory"] for event in again}
+        assert went_on, "nothing was under way"
+        assert not again or directory != run_dir
+    assert sum(line["recovery/restored"] for line in metrics_of(run_dir)) > 0
 
 
 def test_an_evaluation_that_a_kill_cut_off_is_made_of_the_same_version(model, tmp_path, monkeypatch):
