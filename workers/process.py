@@ -62,6 +62,7 @@ class WorkerProcess:
         self._is_kept = is_kept
         try:
             with open(log_path, "ab") as log:
+                self._log_begins = log.tell()  # what is before is of other processes
                 options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "start_new_session": True}
                 options["env"] = variables | (environment or {})
                 if is_kept:
@@ -153,11 +154,19 @@ class WorkerProcess:
         status = self._process.poll()
         return status is not None and status < 0
 
+    def log_to(self, path: str) -> None:
+        """Its run's log is this one; it is told so by its start message."""
+        if path != self.log_path:
+            self.log_path = path
+            self._log_begins = os.path.getsize(path) if os.path.exists(path) else 0
+
     def last_words(self) -> str:
-        """The end of its log, one line each."""
+        """The end of its log, one line each; empty if it has said nothing."""
         try:
             with open(self.log_path, "rb") as log:
-                log.seek(max(0, os.path.getsize(self.log_path) - 4096))
+                size = os.path.getsize(self.log_path)
+                begins = self._log_begins if self._log_begins <= size else 0  # it was cut short meanwhile
+                log.seek(max(begins, size - 4096))
                 lines = log.read().decode(errors="replace").splitlines()
         except OSError as error:
             return f"(its log can't be read: {error})"

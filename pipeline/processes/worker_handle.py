@@ -122,7 +122,7 @@ class WorkerHandle:
         already, what `give_up` was told, or RunError after a time.
         """
         self._check_alive()
-        self._process.log_path = self.log_path(log_dir)
+        self._process.log_to(self.log_path(log_dir))
         config = config | {"log_path": self._process.log_path}
         self.ready = False
         self._ready = asyncio.get_running_loop().create_future()

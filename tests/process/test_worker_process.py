@@ -164,6 +164,24 @@ def test_last_words_come_in_a_message_and_in_the_log(worker, loud, tmp_path):
     assert "Traceback" in (tmp_path / "run.log").read_text()
 
 
+def test_last_words_are_not_those_of_an_earlier_process(directory):
+    log = Path(directory, "log")
+    log.write_text("said by an earlier one\n", encoding="utf-8")
+    worker = WorkerProcess("workers.learner", f"ipc://{directory}/nobody", 0, str(log))
+    other = Path(directory, "other")
+    other.write_text("said in an earlier run\n", encoding="utf-8")
+    try:
+        os.kill(worker.pid, signal.SIGKILL)
+        assert worker.wait(SECONDS) and worker.last_words() == ""
+        with open(log, "a", encoding="utf-8") as file:
+            file.write("said by this one\n")
+        assert worker.last_words() == "said by this one"
+        worker.log_to(str(other))
+        assert worker.last_words() == ""
+    finally:
+        worker.close()
+
+
 def test_last_words_come_in_a_message_though_the_logs_disk_is_full(worker, loud):
     worker.exchange(until=Hello)
     failed = worker.exchange(loud("/dev/full", environment="nosuch:Env"), until=Failed)
