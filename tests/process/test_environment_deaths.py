@@ -108,13 +108,15 @@ def test_a_hang_that_passes_costs_its_trajectory_one_retry(model, tmp_path):
 
 
 def test_processes_killed_at_any_moment(model, tmp_path):
+    """Or their keepers, with which they go."""
     run_dir = tmp_path / "run"
 
     async def act(step):
         handles = model._run.workers.environments
         victim = handles[step.n % 2]
         if step.n <= 4 and victim.ready:
-            os.kill(victim.pid, signal.SIGKILL)
+            pid = victim.pid if step.n <= 2 else psutil.Process(victim.pid).ppid()
+            os.kill(pid, signal.SIGKILL)
 
     assert train(model, tmp_path, rows_with(), steps=6, act=act, on_failure="stop") == list(range(1, 7))
     assert 1 <= len(events_of(run_dir, "restart")) <= 4
