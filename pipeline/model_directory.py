@@ -14,9 +14,10 @@ from pipeline.beside_weights import CONFIG, TOKENIZER_FILES
 from pipeline.chat.format import ChatFormat
 from pipeline.chat.model_chat import load_chat
 from pipeline.chat.tool_formats import FORMATS
-from pipeline.checkpoints.saved import is_run_directory, weights_directory
+from pipeline.checkpoints.saved import weights_directory
 from pipeline.config_checks import shown
 from pipeline.errors import ConfigError, ConfigTypeError
+from pipeline.run_files import is_run_directory
 from shm.errors import HeadwayError
 from workers.model_config import ModelConfig
 from workers.model_files.config import read_model_config

@@ -1,15 +1,4 @@
-"""The directory of one run: its name, whether it is free, and its first file.
-
-config.json     the resolved configuration, versions and seed
-events.jsonl    the audit log (events.py)
-metrics.jsonl   one line per batch
-samples.jsonl   some trajectories of each batch with their conversations (log_samples)
-eval.jsonl      one line per evaluation, with an evaluator
-checkpoints/    weights, optimizer and trainer's state, each one whole (checkpoints/)
-live.json       while the run goes on: whose it is, locked (run_lock.py)
-logs/           one file per process
-stall-*.json    what every process was at when nothing moved (stalls/)
-"""
+"""The directory of one run: its name, whether it is free, and its first file. What else it holds: `run_files.py`."""
 
 import json
 import os
@@ -19,16 +8,16 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoints.synced_files import replace_file
 from pipeline.config import Checkpointing
 from pipeline.config_checks import check_path
 from pipeline.errors import ConfigError
 from pipeline.resume_check import GOALS
+from pipeline.run_files import CONFIG, EVENTS, LOGS, METRICS
+from pipeline.synced_files import replace_file
 from workers.limits import refusal_in_words
 
-CONFIG = "config.json"
 # A directory with one of these holds a run.
-RUN_FILES = (CONFIG, "events.jsonl", "metrics.jsonl")
+RUN_FILES = (CONFIG, EVENTS, METRICS)
 
 
 def check_run_dir(run_dir: str, where: str = "run_dir") -> None:
@@ -71,7 +60,7 @@ def make_run_dir(run_dir: str, description: Mapping[str, Any]) -> Path:
     check_run_dir(run_dir)
     path = Path(run_dir)
     try:
-        (path / "logs").mkdir(parents=True, exist_ok=True)
+        (path / LOGS).mkdir(parents=True, exist_ok=True)
         # "x": of two runs that choose the same directory at once, one is refused.
         with open(path / CONFIG, "x", encoding="utf-8") as file:
             try:

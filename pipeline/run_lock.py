@@ -15,8 +15,8 @@ from typing import Any
 
 from pipeline.config_checks import warn
 from pipeline.errors import ConfigError, RunError
+from pipeline.run_files import LIVE
 
-LIVE = "live.json"
 LOOK_SECONDS = 1.0  # someone who asks whether a run lives holds the lock for microseconds
 RETRY_SECONDS = 0.01
 MAX_BYTES = 1 << 16  # of a file that says so little

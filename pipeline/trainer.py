@@ -28,6 +28,7 @@ from pipeline.model_digest import files_digest, weights_digest
 from pipeline.model_directory import ModelSource
 from pipeline.rollouts.rollout_engine import RolloutEngine
 from pipeline.run_directory import make_default_run_dir, make_run_dir, one_run_dir, record_changes
+from pipeline.run_files import EVALUATIONS, EVENTS, LOGS, METRICS, SAMPLES
 from pipeline.run_lock import RunLock
 from pipeline.run_spec import RunSpec
 from pipeline.schedule import ScheduleRules
@@ -148,9 +149,9 @@ class AsyncTrainer:
             with (
                 closing(Journal(directory)) as journal,
                 closing(_open_events(directory, resumption)) as events,
-                closing(JsonLines(directory / "metrics.jsonl")) as metrics,
-                _open_lines(directory / "eval.jsonl", self._evaluator is not None) as results,
-                _open_lines(directory / "samples.jsonl", self.config.log_samples > 0, for_people=True) as samples,
+                closing(JsonLines(directory / METRICS)) as metrics,
+                _open_lines(directory / EVALUATIONS, self._evaluator is not None) as results,
+                _open_lines(directory / SAMPLES, self.config.log_samples > 0, for_people=True) as samples,
             ):
                 self._checkpoints = Checkpoints(
                     directory,
@@ -175,7 +176,7 @@ class AsyncTrainer:
                     lock=lock,
                     resumption=resumption,
                     run_dir=directory,
-                    log_dir=str(directory / "logs"),
+                    log_dir=str(directory / LOGS),
                     evaluator=self._evaluator,
                     validate_batch=self._validate_batch,
                 )
@@ -284,7 +285,7 @@ class AsyncTrainer:
 def _open_events(directory: Path, resumption: Resumption | None) -> EventLog:
     """Its clock goes on from the last event of an earlier run."""
     seconds = 0.0 if resumption is None else resumption.log.seconds
-    return EventLog(directory / "events.jsonl", time.monotonic, seconds)
+    return EventLog(directory / EVENTS, time.monotonic, seconds)
 
 
 def _open_lines(path: Path, is_wanted: bool, *, for_people: bool = False) -> AbstractContextManager[JsonLines | None]:

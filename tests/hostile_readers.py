@@ -23,7 +23,8 @@ from pipeline.journal.frames import FrameReader, frame, header
 from pipeline.journal.record_codec import pack_record, unpack_record
 from pipeline.journal.records import Admitted, BatchRecord, ChunkRecord, GivenUp, Ready
 from pipeline.json_lines import cut_torn_tail, read_lines
-from pipeline.run_lock import LIVE, owner
+from pipeline.run_files import LIVE
+from pipeline.run_lock import owner
 from pipeline.trajectory import Group, Span, Trajectory
 from shm.errors import LedgerError, QueueError
 from shm.ledger import Ledger, LedgerShape

@@ -17,19 +17,19 @@ from typing import Any, Protocol, TypeVar
 
 from pipeline.checkpoints.kept import Kept, what_stays
 from pipeline.checkpoints.marker import JOURNAL, MARKER, STATE, make_marker, pack_state
-from pipeline.checkpoints.saved import FOLDER, find_checkpoints
-from pipeline.checkpoints.synced_files import remove, sync_directory, write_file, write_files
+from pipeline.checkpoints.saved import find_checkpoints
 from pipeline.config import Checkpointing
 from pipeline.config_checks import warn
 from pipeline.errors import ConfigError
 from pipeline.events import EventLog
 from pipeline.processes.learner_history import OPTIMIZER
+from pipeline.run_files import CHECKPOINTS
+from pipeline.synced_files import TEMPORARY, remove, sync_directory, write_file, write_files
 from workers.disk_space import no_space, require_space
 from workers.errors import CheckpointError
 from workers.model_config import ModelConfig, layout
 from workers.model_files.tensor_files import SINGLE
 
-TEMPORARY = ".tmp-"  # how the name of what is being made, or removed, begins
 Value = TypeVar("Value")
 
 
@@ -49,7 +49,7 @@ def require_room(run_dir: str | os.PathLike[str], model: ModelConfig, config: Ch
     now than when the run is over. Warn unless it has room for as many as may be there at a time.
     """
     path = Path(run_dir).absolute()
-    existing = next(folder for folder in (path / FOLDER, path, *path.parents) if folder.is_dir())
+    existing = next(folder for folder in (path / CHECKPOINTS, path, *path.parents) if folder.is_dir())
     needed, free = checkpoint_bytes(model), shutil.disk_usage(existing).free
     if free < needed:
         raise ConfigError(
@@ -83,7 +83,7 @@ class Checkpoints:
         self.longest_save = 0.0  # seconds
         self.config = config
         self._run_dir = run_dir
-        self._folder = (run_dir / FOLDER).absolute()  # the learner writes there, too, from wherever it is
+        self._folder = (run_dir / CHECKPOINTS).absolute()  # the learner writes there, too, from wherever it is
         self._files = files
         self._events = events
         self._learner_bytes = learner_bytes
@@ -179,10 +179,10 @@ class Checkpoints:
             raise CheckpointError(f"{final} can't be made: {error.strerror}; see to that place.") from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        self.latest = self._run_dir / FOLDER / name
+        self.latest = self._run_dir / CHECKPOINTS / name
         seconds = round(self._events.seconds() - began, 6)
         self.longest_save = max(self.longest_save, seconds)
-        self._events.log("checkpoint", version=version, path=f"{FOLDER}/{name}", seconds=seconds)
+        self._events.log("checkpoint", version=version, path=f"{CHECKPOINTS}/{name}", seconds=seconds)
 
     def _needed(self, state: bytes) -> int:
         """Bytes of a checkpoint, but for the few of its marker."""

@@ -14,10 +14,10 @@ from pipeline.beside_weights import CONFIG
 from pipeline.checkpoints.marker import Incomplete, Marker, check_complete, read_state
 from pipeline.config_checks import warn
 from pipeline.errors import ConfigError
+from pipeline.run_files import CHECKPOINTS, EVENTS, is_run_directory
 from workers.errors import CheckpointError
 from workers.model_files.tensor_files import other_weights
 
-FOLDER = "checkpoints"
 _NAME = re.compile(r"version-(0|[1-9][0-9]{0,9})")
 
 
@@ -44,7 +44,7 @@ def complete_checkpoints(run_dir: Path | str) -> list[SavedCheckpoint]:
     found, broken = find_checkpoints(run_dir)
     for version, why in broken.items():
         if not found or version > found[0].version:
-            path = Path(run_dir, FOLDER, f"version-{version}")
+            path = Path(run_dir, CHECKPOINTS, f"version-{version}")
             instead = f"Version {found[0].version} is used in its place" if found else "There is no older one"
             warn(f"The checkpoint {path} is incomplete: {why}. {instead}.")
     return found
@@ -54,7 +54,7 @@ def find_checkpoints(run_dir: Path | str) -> tuple[list[SavedCheckpoint], dict[i
     """(complete ones, newest first; of the others, by version, what they lack). Raises CheckpointError when the folder
     can't be read.
     """
-    folder = Path(run_dir, FOLDER)
+    folder = Path(run_dir, CHECKPOINTS)
     try:
         names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -84,15 +84,10 @@ def checkpoint_version(path: Path | str) -> int:
     return int(match[1]) if match else 0
 
 
-def is_run_directory(path: Path | str) -> bool:
-    """Whether a run has been there: each begins with its audit log."""
-    return os.path.isfile(os.path.join(path, "events.jsonl"))
-
-
 def run_checkpoint(run_dir: Path | str) -> Path:
     """The newest complete checkpoint of a run directory. Raises ConfigError when there is none."""
     if not is_run_directory(run_dir):
-        raise ConfigError(f"{run_dir} holds no events.jsonl; name the directory of a run.")
+        raise ConfigError(f"{run_dir} holds no {EVENTS}; name the directory of a run.")
     checkpoint = latest_checkpoint(run_dir)
     if checkpoint is None:
         raise ConfigError(

@@ -2,17 +2,14 @@
 
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pipeline.checkpoints.checkpoints import TEMPORARY
-from pipeline.checkpoints.saved import FOLDER, is_run_directory
-from pipeline.endpoint.openai_endpoint import FILE_NAME
 from pipeline.errors import ConfigError
-from pipeline.journal.journal_files import DIRECTORY
-from pipeline.run_lock import LIVE, RunLock, owner
+from pipeline.run_files import CHECKPOINTS, ENDPOINT, EVENTS, JOURNAL, LIVE, is_run_directory
+from pipeline.run_lock import RunLock, owner
+from pipeline.synced_files import TEMPORARY, remove
 from workers.sockets import sweep_all
 
 CLEAN_HELP = """Usage: headway clean [RUN_DIR…]
@@ -33,7 +30,7 @@ def clean(arguments: Sequence[str]) -> int:
             raise ConfigError(f"headway clean has no option {word.partition('=')[0]}; it takes run directories.")
         if not is_run_directory(word):
             raise ConfigError(
-                f"{word} holds no events.jsonl; name the directories of runs, or nothing to mean those in {RUNS}/."
+                f"{word} holds no {EVENTS}; name the directories of runs, or nothing to mean those in {RUNS}/."
             )
     cleaner = _Cleaner()
     for path, num_processes in sweep_all():
@@ -86,10 +83,7 @@ class _Cleaner:
 
     def remove(self, path: Path, what: str) -> None:
         try:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+            remove(path)
         except OSError as error:
             self.code = 1
             self.tell(f"can't remove {path}: {error.strerror}")
@@ -101,10 +95,10 @@ def _leftovers(run_dir: Path) -> Iterator[tuple[Path, str]]:
     """What the directory of a run that is over would not hold if that had not been killed, and what it is."""
     if os.path.lexists(run_dir / LIVE):
         yield run_dir / LIVE, "of a run that was killed"
-    for folder in (run_dir, run_dir / DIRECTORY, run_dir / FOLDER):
+    for folder in (run_dir, run_dir / JOURNAL, run_dir / CHECKPOINTS):
         for path in sorted(folder.glob(f"{TEMPORARY}*")):
-            yield path, f"a {'checkpoint' if folder.name == FOLDER else 'file'} that was not finished"
-    for name in (FILE_NAME, Path(FILE_NAME).with_suffix(".part").name):
+            yield path, f"a {'checkpoint' if folder.name == CHECKPOINTS else 'file'} that was not finished"
+    for name in (ENDPOINT, Path(ENDPOINT).with_suffix(".part").name):
         if os.path.lexists(run_dir / name):
             yield run_dir / name, "where an endpoint was"
 

@@ -24,6 +24,7 @@ from pipeline.commands.run_config import RunConfig
 from pipeline.commands.signals import end_by_signals, ignore_signals
 from pipeline.config_checks import suggestion
 from pipeline.errors import ConfigError, ConfigTypeError
+from pipeline.run_files import EVENTS, is_run_directory
 from pipeline.version import VERSION
 from shm.errors import HeadwayError
 from workers.limits import refusal_in_words
@@ -90,10 +91,9 @@ def _command(arguments: list[str]) -> int:
         case ["audit", *rest]:
             if len(rest) != 1 or rest[0].startswith("-"):
                 raise ConfigError("headway audit needs one run directory: headway audit RUN_DIR.")
-            events = os.path.join(rest[0], "events.jsonl")
-            if not os.path.isfile(events):
-                raise ConfigError(f"{rest[0]} holds no events.jsonl; name the directory of a run.")
-            return audit.main(events)
+            if not is_run_directory(rest[0]):
+                raise ConfigError(f"{rest[0]} holds no {EVENTS}; name the directory of a run.")
+            return audit.main(os.path.join(rest[0], EVENTS))
         case ["export", *rest]:
             if len(rest) != 2 or any(word.startswith("-") for word in rest):
                 raise ConfigError("headway export needs a run and a new directory: headway export RUN_DIR OUT_DIR.")

@@ -13,8 +13,8 @@ from pathlib import Path
 from pipeline.beside_weights import TOKENIZER_FILES, json_bytes, model_dtype, read_model_files
 from pipeline.checkpoints.marker import MARKER, Incomplete, check_complete
 from pipeline.checkpoints.saved import checkpoint_version, run_checkpoint
-from pipeline.checkpoints.synced_files import sync_directory, write_files
 from pipeline.errors import ConfigError
+from pipeline.synced_files import sync_directory, write_files
 from workers.disk_space import require_space
 from workers.errors import CheckpointError
 from workers.model_files.config import read_model_config

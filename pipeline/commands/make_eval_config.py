@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoints.saved import checkpoint_version, is_run_directory
+from pipeline.checkpoints.saved import checkpoint_version
 from pipeline.commands.arguments import Given, read_arguments, read_toml
 from pipeline.commands.environment_tables import MIX, read_tables
 from pipeline.commands.eval_config import EVAL_EXPOSED, EVAL_OPTIONS, EvalConfig
@@ -21,6 +21,7 @@ from pipeline.config import Budget, Sampling, Schedule
 from pipeline.errors import ConfigError
 from pipeline.model_directory import TINY_NAME, find_weights, says_how_it_speaks
 from pipeline.run_directory import check_run_dir
+from pipeline.run_files import is_run_directory
 from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig
 from shm.errors import HeadwayError

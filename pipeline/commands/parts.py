@@ -9,10 +9,10 @@ from pathlib import Path
 from pipeline.commands.shared_config import SharedConfig, parse_template_options
 from pipeline.commands.workload import Workload, tiny_chat
 from pipeline.config_checks import ConfigWarning
-from pipeline.endpoint.openai_endpoint import FILE_NAME as ENDPOINT_FILE
 from pipeline.endpoint.openai_endpoint import OpenAIEndpoint
 from pipeline.model_directory import TINY_NAME
 from pipeline.rollouts.rollout_engine import RolloutEngine
+from pipeline.run_files import ENDPOINT
 from pipeline.supervisor import Supervisor
 from pipeline.trainer_config import EngineConfig
 
@@ -55,7 +55,7 @@ async def tell_endpoint(
         return
     while endpoint.url is None:
         await asyncio.sleep(ENDPOINT_SECONDS)
-    tell(f"endpoint: {endpoint.url}; its key is in {directory() / ENDPOINT_FILE}")
+    tell(f"endpoint: {endpoint.url}; its key is in {directory() / ENDPOINT}")
 
 
 @contextlib.contextmanager

@@ -14,19 +14,20 @@ from rich.live import Live
 from rich.text import Text
 
 from pipeline.evaluation.evaluator import Evaluation
+from pipeline.run_files import CHECKPOINTS, CONFIG, EVALUATIONS, EVENTS, JOURNAL, LOGS, METRICS, SAMPLES
 
 WAIT_SECONDS = 10.0  # without a plain line, after which one tells whom the trainer waits for
 PLAIN_SECONDS = 2.0  # least time between two plain lines; the first and the last step always have one
 SPEED_STEPS = 20  # steps that the shown speed is measured over
 FILES = {  # what a run directory may hold that a user wants to open
-    "metrics.jsonl": "one line per step",
-    "samples.jsonl": "what the model read and wrote: --log-samples of each batch",
-    "events.jsonl": "the audit log: headway audit RUN_DIR",
-    "config.json": "the configuration as it was used",
-    "eval.jsonl": "evaluations",
-    "checkpoints": "the weights: headway export RUN_DIR OUT_DIR",
-    "journal": "what was decided since: what --resume goes on from",
-    "logs": "one file per process",
+    METRICS: "one line per step",
+    SAMPLES: "what the model read and wrote: --log-samples of each batch",
+    EVENTS: "the audit log: headway audit RUN_DIR",
+    CONFIG: "the configuration as it was used",
+    EVALUATIONS: "evaluations",
+    CHECKPOINTS: "the weights: headway export RUN_DIR OUT_DIR",
+    JOURNAL: "what was decided since: what --resume goes on from",
+    LOGS: "one file per process",
 }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoints.saved import find_checkpoints, is_run_directory
+from pipeline.checkpoints.saved import find_checkpoints
 from pipeline.commands.arguments import Given, read_arguments
 from pipeline.commands.option_values import as_written, convert
 from pipeline.commands.options import LATER, OPTIONS
@@ -15,6 +15,7 @@ from pipeline.commands.run_config import RunConfig
 from pipeline.commands.stored_config import read_run_config
 from pipeline.errors import ConfigError
 from pipeline.resume_check import GOALS
+from pipeline.run_files import EVENTS, METRICS, is_run_directory
 from pipeline.run_lock import owner
 from shm.errors import HeadwayError
 from workers.devices import resolve_devices
@@ -81,7 +82,7 @@ def parse_resume(arguments: Sequence[str]) -> Resume:
             "started; begin it anew in another directory."
         )
     _check_device(config, run_dir)
-    step = last_line(path / "metrics.jsonl")
+    step = last_line(path / METRICS)
     return Resume(
         run_dir=path,
         config=_changed(config, given),
@@ -100,7 +101,7 @@ def _find_run(run_dir: str) -> Path:
     if not is_run_directory(path):
         inside = next((parent for parent in path.absolute().parents[:2] if is_run_directory(parent)), None)
         hint = f"did you mean {inside}?" if inside is not None else "name the directory of a run."
-        raise ConfigError(f"--resume is {run_dir}, which holds no run (no events.jsonl); {hint}")
+        raise ConfigError(f"--resume is {run_dir}, which holds no run (no {EVENTS}); {hint}")
     return path
 
 
@@ -124,7 +125,7 @@ def _check_device(config: RunConfig, run_dir: str) -> None:
 
 def _has_ended(path: Path, config: RunConfig) -> bool:
     """Whether the run came to its end in order; one stopped behind its last batch lacks its last evaluation."""
-    status = last_line(path / "events.jsonl").get("status")
+    status = last_line(path / EVENTS).get("status")
     return status == "completed" or (status == "stopped" and config.eval_every is None)
 
 

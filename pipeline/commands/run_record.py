@@ -12,6 +12,7 @@ from pipeline.commands.workload_config import EnvironmentTable, WorkloadConfig
 from pipeline.config import Sampling
 from pipeline.errors import ConfigError
 from pipeline.model_directory import TOOL_FORMATS
+from pipeline.run_files import CONFIG
 from shm.layout import ELEMENT_BYTES
 
 
@@ -28,7 +29,7 @@ class RunRecord:
 
 def read_run(run_dir: Path) -> RunRecord:
     """Raises ConfigError when there is no configuration of a run."""
-    path = run_dir / "config.json"
+    path = run_dir / CONFIG
     try:
         values = json.loads(path.read_bytes())
         owners = {part["class"]: part for part in _parts(values["config"])}

@@ -11,6 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from pipeline.commands.run_config import RunConfig
 from pipeline.config_checks import shown
 from pipeline.errors import ConfigError
+from pipeline.run_files import CONFIG
 from pipeline.version import VERSION
 from shm.errors import HeadwayError
 
@@ -26,7 +27,7 @@ def read_run_config(run_dir: Path) -> tuple[RunConfig, str | None]:
     now on on Python's search path, for its modules may lie there. Raises ConfigError when the run wasn't made by the
     command line of this version, or can't be made so any more.
     """
-    path = run_dir / "config.json"
+    path = run_dir / CONFIG
     try:
         record = json.loads(path.read_bytes())
         if not isinstance(record, dict) or not isinstance(record.get("config"), dict):

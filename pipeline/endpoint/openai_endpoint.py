@@ -12,6 +12,7 @@ from pipeline.config_checks import check_integer, check_number, shown
 from pipeline.endpoint.chat_request import Served
 from pipeline.endpoint.sessions import TOKEN_BYTES, Sessions
 from pipeline.errors import ConfigError, ConfigTypeError
+from pipeline.run_files import ENDPOINT
 from pipeline.user_code.named import checked_path
 from pipeline.user_code.source import EnvSource
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from pipeline.endpoint.server import EndpointServer
 
 AGENT_ENV = "pipeline.endpoint.agent_env:AgentEnv"
-FILE_NAME = "endpoint.json"  # in the run's directory while it runs: where a harness finds the endpoint
 NO_TIMEOUT = 1e9  # seconds; an agent's one call has no limit but idle_timeout
 
 
@@ -125,7 +125,7 @@ class OpenAIEndpoint(EnvSource):
             served=Served(self.model_name, sampling["temperature"], sampling["top_p"], sampling["top_k"]),
             sessions=Sessions(asyncio.get_running_loop().time),
             on_error=on_error,
-            address_file=None if self.agent is not None else run_dir / FILE_NAME,
+            address_file=None if self.agent is not None else run_dir / ENDPOINT,
         )
         await server.start()
         self._server = server

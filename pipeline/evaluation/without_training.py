@@ -15,6 +15,7 @@ from pipeline.json_lines import JsonLines
 from pipeline.make_spec import make_evaluation_spec
 from pipeline.processes.opening import Stopped, unless_stopped
 from pipeline.rollouts.rollout_engine import RolloutEngine
+from pipeline.run_files import EVALUATIONS, EVENTS, LOGS
 from pipeline.waits import Waits
 
 
@@ -46,12 +47,12 @@ class EvaluationRun:
 
     async def run(self, directory: Path) -> Evaluation | None:
         """The result, which is in `directory`'s eval.jsonl, too; None after a stop. Raises what it failed with."""
-        events = EventLog(directory / "events.jsonl", time.monotonic)
-        results = JsonLines(directory / "eval.jsonl")
+        events = EventLog(directory / EVENTS, time.monotonic)
+        results = JsonLines(directory / EVALUATIONS)
         status, done = "failed", []
         self._log_start(events)
         try:
-            await self._measure(events, results, str(directory / "logs"), done)
+            await self._measure(events, results, str(directory / LOGS), done)
             status = "completed"
         except Stopped:
             status, self.stopped = "stopped", True

@@ -8,12 +8,11 @@ import os
 from pathlib import Path
 
 from pipeline.errors import JournalError
-from pipeline.journal.journal_files import DIRECTORY, cut_torn_end, events_before, read
+from pipeline.journal.journal_files import cut_torn_end, events_before, read
 from pipeline.journal.log_state import DECISIONS, LogState
 from pipeline.journal.missing_events import missing_events
 from pipeline.json_lines import JsonLines, cut_torn_tail, read_lines
-
-EVENTS = "events.jsonl"
+from pipeline.run_files import EVENTS, JOURNAL
 
 
 def complete_log(run_dir: str | os.PathLike[str], num_steps: int) -> LogState:
@@ -23,7 +22,7 @@ def complete_log(run_dir: str | os.PathLike[str], num_steps: int) -> LogState:
     explains, and RunError when the disk is full; to call it again is safe.
     """
     path = Path(run_dir) / EVENTS
-    num_decisions = cut_torn_end(Path(run_dir) / DIRECTORY)
+    num_decisions = cut_torn_end(Path(run_dir) / JOURNAL)
     begins = events_before(run_dir)
     cut_torn_tail(path)
     log = _read_log(path, num_decisions)

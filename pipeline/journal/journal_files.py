@@ -16,8 +16,9 @@ from pipeline.errors import JournalError, RunError
 from pipeline.journal.frames import HEADER_BYTES, MAX_RECORD, FrameReader, events_at_start, frame, header
 from pipeline.journal.record_codec import pack_record, unpack_record
 from pipeline.journal.records import Record, events_of
-
-DIRECTORY = "journal"
+from pipeline.run_files import FIRST_JOURNAL_FILE
+from pipeline.run_files import JOURNAL as DIRECTORY
+from pipeline.synced_files import sync_directory
 
 _NAME = re.compile(r"([0-9]{8})\.log")
 
@@ -49,14 +50,14 @@ class Journal:
         else:
             self._events = cut_torn_end(self.directory)
         found = _ordinals(self.directory)
-        ordinal = found[-1] + 1 if found else 0
+        ordinal = found[-1] + 1 if found else FIRST_JOURNAL_FILE
         path, start, file = _path_of(self.directory, ordinal), header(ordinal, self._events), -1
         try:
             file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             if os.write(file, start) < len(start):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(file)
-            _sync_directory(self.directory)
+            sync_directory(self.directory)
         except OSError as error:
             if file >= 0:
                 os.close(file)
@@ -162,7 +163,7 @@ def cut_torn_end(directory: Path) -> int:
     try:
         if reader.end < HEADER_BYTES:
             path.unlink()
-            _sync_directory(directory)
+            sync_directory(directory)
             return cut_torn_end(directory)
         with open(path, "r+b") as file:
             if path.stat().st_size > reader.end:
@@ -195,12 +196,3 @@ def _ordinals(directory: Path) -> list[int]:
 
 def _path_of(directory: Path, ordinal: int) -> Path:
     return directory / f"{ordinal:08d}.log"
-
-
-def _sync_directory(directory: Path) -> None:
-    """So that a file's name, too, outlives a power failure."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -6,8 +6,8 @@ A batch's record is written before its step; so the last one may be of a batch t
 """
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.errors import JournalError
@@ -116,14 +116,11 @@ class RunState:
         wanted = list(by_member) if members is None else list(members)
         if not wanted or not by_member.keys() >= set(wanted):
             raise JournalError(f"A batch trains members {wanted} of group {group}; ready are {sorted(by_member)}.")
-        taken = _copy(parts[-1], [by_member[member] for member in wanted])
-        left = [_copy(p, [one for one in p.trajectories if one.member not in wanted]) for p in parts]
-        rest = {id(part): copy for part, copy in zip(parts, left, strict=True)}
-        self.ready = [rest.get(id(part), part) for part in self.ready]
-        self.ready = [part for part in self.ready if part.trajectories]
-        taken.final = group not in self.outstanding and not self._has_ready(group)
-        self.consumed += int(taken.final)
-        return taken
+        left = [part if part.group != group else _without(part, wanted) for part in self.ready]
+        self.ready = [part for part in left if part.trajectories]
+        final = group not in self.outstanding and not self._has_ready(group)
+        self.consumed += int(final)
+        return replace(parts[-1], trajectories=[by_member[member] for member in wanted], final=final)
 
     def _has_ready(self, group: int) -> bool:
         return any(part.group == group for part in self.ready)
@@ -172,13 +169,5 @@ class RunState:
             raise JournalError(f"A checkpoint's state can't be read: {type(error).__name__}: {error}.") from error
 
 
-def _copy(group: Group, trajectories: list[Trajectory]) -> Group:
-    return Group(
-        group.group,
-        group.row,
-        group.version,
-        trajectories,
-        final=group.final,
-        closed_by_deadline=group.closed_by_deadline,
-        seconds=group.seconds,
-    )
+def _without(part: Group, members: Collection[int]) -> Group:
+    return replace(part, trajectories=[one for one in part.trajectories if one.member not in members])

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.checkpoints.synced_files import replace_file
 from pipeline.config_checks import warn
 from pipeline.journal.journal_files import DIRECTORY
 from pipeline.rollouts.kept_members import FILE, pack_file
 from pipeline.rollouts.rollouts import Rollouts
+from pipeline.synced_files import replace_file
 
 
 class RolloutSaver:

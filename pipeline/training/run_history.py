@@ -9,8 +9,7 @@ from pipeline.journal.journal_files import read
 from pipeline.journal.records import BatchRecord, rows_of
 from pipeline.journal.run_state import RunState, TrainingNow
 from pipeline.processes.learner_history import PastUpdate
-
-FIRST_FILE = 0  # of the journal
+from pipeline.run_files import FIRST_JOURNAL_FILE as FIRST_FILE
 
 
 class RunHistory:

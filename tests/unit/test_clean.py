@@ -1,13 +1,15 @@
 """`headway clean`: what killed runs have left goes, and is told; what lives, or is kept, or is others', stays."""
 
 import os
+import shutil
 import tempfile
 
 import pytest
 
 from pipeline.commands import clean as clean_module
 from pipeline.commands.cli import main
-from pipeline.run_lock import LIVE, RunLock
+from pipeline.run_files import LIVE
+from pipeline.run_lock import RunLock
 from workers.sockets import Swept
 
 
@@ -103,7 +105,7 @@ def test_what_can_not_be_removed_is_told_and_the_rest_goes(here, capsys, monkeyp
     def refuse(path):
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(clean_module.shutil, "rmtree", refuse)
+    monkeypatch.setattr(shutil, "rmtree", refuse)
     assert main(["clean"]) == 1
     said = capsys.readouterr().out
     assert "can't remove runs/killed/checkpoints/.tmp-version-6: Operation not permitted\n" in said

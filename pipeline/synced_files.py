@@ -5,6 +5,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+TEMPORARY = ".tmp-"  # how the name of what is being made, or removed, begins
+
 
 def write_files(directory: Path, files: Mapping[str, bytes]) -> None:
     """Make `directory` with these files in it, synced. files: path within it -> contents."""
@@ -27,7 +29,7 @@ def write_file(path: Path, contents: bytes) -> None:
 
 def replace_file(path: Path, contents: bytes) -> None:
     """The file with other contents, or as it was: whatever happens meanwhile, readers find one of the two."""
-    temporary = path.with_name(f".tmp-{path.name}")
+    temporary = path.with_name(TEMPORARY + path.name)
     temporary.unlink(missing_ok=True)
     write_file(temporary, contents)
     os.rename(temporary, path)
