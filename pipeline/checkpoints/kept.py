@@ -7,7 +7,7 @@ checkpoint, too, though nothing of it is in the run's directory.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-FIRST_FILE = 0  # of the journal
+from pipeline.run_files import FIRST_JOURNAL_FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +35,14 @@ def what_stays(
     `oldest_needed` can be reached by replay; so does the journal from the oldest of these on. The `keep_best` best, and
     those that may yet be among them, stay for their weights alone.
     """
-    bases = {0: FIRST_FILE} | dict(complete)
-    newest_first = sorted(bases, reverse=True)
-    recovery = set(newest_first[:keep])
-    recovery.add(next(version for version in newest_first if version <= oldest_needed))
+    bases = sorted([(0, FIRST_JOURNAL_FILE), *complete.items()], reverse=True)  # (version, ordinal), newest first
+    recovery = set(bases[:keep])
+    recovery.add(next(base for base in bases if base[0] <= oldest_needed))
     best = set(best_versions(complete, rewards or {}, keep_best))
     if keep_best:
         best |= set(unscored) & complete.keys()
-    return Kept(frozenset((recovery | best) & complete.keys()), min(bases[version] for version in recovery))
+    versions = {version for version, _ in recovery} | best
+    return Kept(frozenset(versions & complete.keys()), min(ordinal for _, ordinal in recovery))
 
 
 def best_versions(versions: Collection[int], rewards: Mapping[int, float], count: int) -> list[int]:

@@ -112,6 +112,7 @@ def test_before_the_first_the_journal_is_whole():
     assert what_stays({10: 1}, oldest_needed=10, keep=1).journal == 1
     assert what_stays({}, oldest_needed=0, keep=1).journal == 0
     assert what_stays({0: 1, 10: 2}, oldest_needed=9, keep=1).journal == 1  # version 0 was saved, too
+    assert what_stays({0: 1}, oldest_needed=0, keep=2).journal == 0  # for when that is damaged
 
 
 def test_the_best_stay_and_equal_ones_are_the_newer():
