@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-SECONDS = 60.0  # bound on every wait
-COMMAND = f"exec {sys.executable} {ROOT / 'run.py'} --device cpu --groups-per-step 2 --group-size 4 --steps 1"
+SECONDS = 100.0  # bound on every wait
+RUN_PY = f"{sys.executable} {ROOT / 'run.py'}"
+SMALL = "--device cpu --groups-per-step 2 --group-size 4"
+COMMAND = f"exec {RUN_PY} {SMALL} --steps 1"
 CONTROL_GROUPS = Path("/sys/fs/cgroup/memory")
 
 
@@ -50,33 +52,57 @@ def test_a_limit_of_the_shell(tmp_path, limit, said):
 
 @pytest.fixture
 def own_mounts(tmp_path):
-    """mounted(setup, where): the same, with a mount namespace of its own, in which `disk` of tmp_path is for mounts."""
+    """mounted(script): a shell with a mount namespace of its own, in which `disk` of tmp_path is for mounts."""
     tried = ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
     if shutil.which("unshare") is None or subprocess.run(tried, capture_output=True).returncode != 0:
         pytest.skip("this user may not mount anything here")
     (tmp_path / "disk").mkdir()
 
-    def mounted(setup, where):
-        command = ["unshare", "-m", "bash", "-ec", f"{setup}\n{COMMAND} --run-dir {where}"]
+    def mounted(script):
+        command = ["unshare", "-m", "bash", "-ec", script]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS, check=False)
 
     return mounted
 
 
 def test_a_disk_that_can_only_be_read(own_mounts, tmp_path):
-    done = own_mounts("mount --bind disk disk; mount -o remount,bind,ro disk", "disk/run")
+    done = own_mounts(f"mount --bind disk disk; mount -o remount,bind,ro disk; {COMMAND} --run-dir disk/run")
     assert sentence(done, 2) == f"--run-dir is disk/run, but {tmp_path}/disk can't be written to; name another one."
 
 
 def test_a_disk_with_too_little_room_for_a_checkpoint(own_mounts, tmp_path):
-    said = sentence(own_mounts("mount -t tmpfs -o size=64k tmpfs disk", "disk/run"), 2)
+    said = sentence(own_mounts(f"mount -t tmpfs -o size=64k tmpfs disk; {COMMAND} --run-dir disk/run"), 2)
     assert said.startswith("The run's last checkpoint will take ") and "has 65,536 free; make room" in said
 
 
 def test_a_disk_without_room_for_another_file(own_mounts):
-    said = sentence(own_mounts("mount -t tmpfs -o nr_inodes=1 tmpfs disk", "disk/run"), 2)
+    said = sentence(own_mounts(f"mount -t tmpfs -o nr_inodes=1 tmpfs disk; {COMMAND} --run-dir disk/run"), 2)
     assert said.startswith("disk/run can't be made or written: No space left on device (")
     assert said.endswith(" bytes and 0 further files are free); make room, or use another disk.")
+
+
+FILL_UP = f"""
+mount -t tmpfs -o size=16m tmpfs disk
+{RUN_PY} {SMALL} --steps 100000 --run-dir disk/run > said 2>&1 &
+steps() {{ cat disk/run/metrics.jsonl 2> /dev/null | wc -l; }}
+while kill -0 $! && [ $(steps) -lt 2 ]; do sleep 0.05; done
+dd if=/dev/zero of=disk/fill bs=64k 2> /dev/null || true
+status=0; wait $! || status=$?
+echo $status; tail -n 1 said; ls -d disk/run/checkpoints/version-*
+rm disk/fill
+{RUN_PY} --resume disk/run --steps $(($(steps) + 1)) > said 2>&1 || cat said
+exec {sys.executable} {ROOT / "pipeline" / "audit.py"} disk/run/events.jsonl
+"""
+
+
+def test_a_disk_that_fills_up_ends_the_run_and_costs_nothing_but_the_room(own_mounts):
+    """What was saved stays good: the run goes on from there when there is room again."""
+    done = own_mounts(FILL_UP)
+    status, said, *rest = done.stdout.splitlines()
+    assert status == "1", done
+    assert said.startswith("headway: disk/run/") and "No space left on device" in said and " free" in said, done
+    assert rest[0].startswith("disk/run/checkpoints/version-")
+    assert rest[-1] == "0 findings" and done.returncode == 0, done
 
 
 def test_no_place_for_sockets(own_mounts, tmp_path):
@@ -87,7 +113,7 @@ def test_no_place_for_sockets(own_mounts, tmp_path):
         "mount -t tmpfs tmpfs disk; for place in /tmp /var/tmp; do mount --rbind $place $place; "
         f"mount -o remount,bind,ro $place; done; unset TEMP TMP XDG_RUNTIME_DIR; export TMPDIR={long}; cd $PWD/disk"
     )
-    said = sentence(own_mounts(setup, "run"), 1)
+    said = sentence(own_mounts(f"{setup}; {COMMAND} --run-dir run"), 1)
     assert said.startswith(
         f"There is no place for the run's sockets: {long} has a name of {len(str(long))} bytes, where"
     )
