@@ -31,7 +31,7 @@ test: $(TESTABLE) ## install into .venv and run the tests
 
 soak: $(TESTABLE) ## the tests marked slow, then MINUTES of runs whose processes are killed and frozen at random
 	$(VENV)/bin/python -m pytest -m slow $(ARGS)
-	$(VENV)/bin/python -m bench.soak --minutes $(MINUTES)
+	$(VENV)/bin/python -m bench.soak --minutes $(MINUTES) --out runs/soak
 
 bench: $(INSTALLED) ## asynchronous against synchronous training, side by side
 	$(VENV)/bin/python -m bench.async_vs_sync $(ARGS)

@@ -11,7 +11,7 @@ from outside: each row trained exactly once, every token accounted for, the metr
 rewards in agreement. Then a run goes on undisturbed for --publishes updates: its processes' memory must not grow.
 
 Exit codes: 0 nothing was found, 1 something was, 2 bad options, 130 Ctrl-C. The last line on stdout is JSON with every
-number; progress goes to stderr. With --out the run directories stay there.
+number; progress goes to stderr. With --out the run directories stay there, in a folder named by the time.
 """
 
 import json
@@ -55,8 +55,9 @@ class Plan:
 
 def soak(plan: Plan) -> None:
     """Print the summary. Raises BenchError if anything was found."""
-    with run_root(plan.out) as root, tempfile.TemporaryDirectory(prefix="soak-", dir="/tmp") as temporary:
-        root.mkdir(parents=True, exist_ok=True)
+    with run_root(plan.out) as place, tempfile.TemporaryDirectory(prefix="soak-", dir="/tmp") as temporary:
+        root = place / time.strftime("%Y%m%d-%H%M%S")
+        root.mkdir(parents=True)
         shared = shared_names()
         model = write_small_model(root / "model")
         runs = list(struck_runs(plan, root, model, Path(temporary)))
@@ -163,7 +164,7 @@ COMMAND = BenchCommand(
         "every": (float, "mean seconds between two strikes"),
         "rows": (int, "of the data set"),
         "hang": (float, "probability that a tool call never ends"),
-        "publishes": (int, "updates of the undisturbed run at the end; 0: none"),
+        "publishes": (int, "updates of the undisturbed run at the end, whose growth is judged from 500 on; 0: none"),
         "out": (str, "where the run directories go and stay"),
     },
     minima={"minutes": 0.0, "every": 0.1, "rows": 1, "hang": 0.0, "publishes": 0},

@@ -11,7 +11,7 @@ COMMON = (
     *("--repeat-dataset", "false", "--group-size", "4", "--groups-per-step", str(GROUPS_PER_STEP)),
     *("--max-turn-tokens", "6", "--max-context-tokens", "1024", "--tool-output-tokens", "64", "--device", "cpu"),
     *("--environment-timeout", "5", "--worker-timeout", "20"),
-    *("--max-restarts", "1000000", "--max-retries", "1000000", "--weights-every", "5"),
+    *("--max-restarts", "1000000", "--max-retries", "1000000", "--weights-every", "5", "--rollout-every", "1"),
 )
 # Each run of the soak takes the next way to train, and the next kind of recovery of its environment.
 WAYS = {
