@@ -3,6 +3,7 @@
 import json
 import random
 import sys
+import warnings
 import zlib
 from array import array
 from collections.abc import Callable, Sequence
@@ -20,9 +21,11 @@ from pipeline.commands.make_run_config import parse
 from pipeline.commands.stored_config import read_run_config
 from pipeline.errors import ConfigError, JournalError, RunError
 from pipeline.journal.frames import FrameReader, frame, header
+from pipeline.journal.journal_files import DIRECTORY
 from pipeline.journal.record_codec import pack_record, unpack_record
 from pipeline.journal.records import Admitted, BatchRecord, ChunkRecord, GivenUp, Ready
 from pipeline.json_lines import cut_torn_tail, read_lines
+from pipeline.rollouts.kept_members import FILE, RunningMember, pack_group, read_kept
 from pipeline.run_files import LIVE
 from pipeline.run_lock import owner
 from pipeline.trajectory import Group, Span, Trajectory
@@ -94,13 +97,17 @@ def some_messages() -> list[bytes]:
 # --- journal, checkpoints, logs ------------------------------------------------------------------------------------
 
 
-def some_records() -> list[bytes]:
+def some_trajectory(member: int) -> Trajectory:
     spans = [
         Span("prompt", [1, 2, 3], -1, -1, None, 0),
         Span("generated", [4, 5], 7, 7, [-0.5, -1.25], 0),
         Span("framing", [6], -1, -1, None, 0),
     ]
-    whole = [Trajectory(3, member, 9, spans, 0.5, None, None, 1, {"calls": 2.0}) for member in range(2)]
+    return Trajectory(3, member, 9, spans, 0.5, None, None, 1, {"calls": 2.0})
+
+
+def some_records() -> list[bytes]:
+    whole = [some_trajectory(member) for member in range(2)]
     chunk = ChunkRecord(
         np.array([[3, 0, 0], [3, 1, 0]], dtype=np.int32), np.ones(4, dtype=np.float32), np.ones(4, dtype=np.float32)
     )
@@ -193,6 +200,41 @@ def read_tensors(data: bytes, directory: Path) -> None:
     assert sum(info.num_bytes for info in infos.values()) <= len(data)
 
 
+def kept_bytes(parts: Any) -> bytes:
+    body = msgpack.packb(parts)
+    return msgpack.packb([1, zlib.crc32(body), body])
+
+
+def some_rollouts() -> list[bytes]:
+    """Parts of rollouts.msgpack."""
+    running = RunningMember(some_trajectory(1), 7, {"turns": [1, 2], "snapshot": {"x": 1}})
+    return [pack_group(3, [some_trajectory(0)], [running]), pack_group(4, [], [])]
+
+
+def spoiled_rollouts(draws: random.Random, samples: Sequence[bytes]) -> bytes:
+    """Half of the files have a checksum that fits."""
+    if draws.random() < 0.5:
+        return spoiled(draws, [kept_bytes(list(samples))])
+    return kept_bytes([as_values(draws, samples) for _ in range(draws.randrange(3))])
+
+
+def read_rollouts(data: bytes, directory: Path) -> None:
+    """A file that can't be read is passed over with a warning; what is read has the types that it is used by."""
+    path = directory / DIRECTORY / FILE
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = read_kept(directory)
+    for group, members in found.items():
+        assert type(group) is int
+        assert all(one.group == group and one.member == member for member, one in members.ended.items())
+        for member, one in members.running.items():
+            assert one.trajectory.group == group and one.trajectory.member == member
+            assert one.version is None or type(one.version) is int
+            assert type(one.state) is dict
+
+
 # --- shared memory -------------------------------------------------------------------------------------------------
 
 SHAPE = LedgerShape(num_slots=3, num_reservations=4, num_workers=2)
@@ -253,6 +295,7 @@ READERS: dict[str, Reader] = {
     "marker": Reader([msgpack.packb(MARKER_VALUES)], read_marker, (Incomplete, CheckpointError), as_values),
     "state": Reader([STATE_BYTES], read_saved_state, (CheckpointError,), as_values),
     "log": Reader([b'{"t": 0.5, "event": "run"}\n' * 3, b'{"t": 1}\n{"t": 2'], read_log, (RunError,), spoiled),
+    "rollouts": Reader(some_rollouts(), read_rollouts, (), spoiled_rollouts),
     "live": Reader([b'{"pid": 17, "since": 1.5, "ledger": {"path": "x"}}'], read_live, (), as_json),
     "config": Reader([some_config()], read_config, (ConfigError,), as_json),
     "tensors": Reader([save({"a": np.ones(3), "b": np.zeros((2, 2))})], read_tensors, (CheckpointError,), spoiled),

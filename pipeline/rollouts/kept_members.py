@@ -84,12 +84,19 @@ def read_kept(run_dir: Path) -> dict[int, KeptMembers]:
 def _group(part: bytes) -> tuple[int, KeptMembers]:
     group, ended, running = _values(part, list)
     trajectories = [unpack_trajectory(one) for one in ended]
-    members = {}
-    for packed in running:
-        values, version, state = _values(packed, list)
-        trajectory = unpack_trajectory(values)
-        members[trajectory.member] = RunningMember(trajectory, version, state)
-    return group, KeptMembers(ended={one.member: one for one in trajectories}, running=members)
+    members = [_running(packed) for packed in running]
+    if type(group) is not int or any(one.group != group for one in [*trajectories, *(m.trajectory for m in members)]):
+        raise ValueError(f"it holds trajectories of other groups beside those of group {group!r:.40}")
+    return group, KeptMembers(
+        ended={one.member: one for one in trajectories}, running={one.trajectory.member: one for one in members}
+    )
+
+
+def _running(packed: bytes) -> RunningMember:
+    values, version, state = _values(packed, list)
+    if type(version) not in (int, type(None)) or type(state) is not dict:
+        raise ValueError(f"it holds a trajectory with the version {version!r:.40} and the state {state!r:.40}")
+    return RunningMember(unpack_trajectory(values), version, state)
 
 
 def _values(data: bytes, kind: type) -> Any:
