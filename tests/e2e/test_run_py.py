@@ -14,75 +14,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from promised_metrics import KEYS, KEYS_OF_AN_UPDATE
 from run_py import PATIENCE_SECONDS, ROOT, SMALL, RunFiles, RunPy, audit, wait_until_gone
 
 LONG = ("--steps", "100000")  # longer than any test: something else ends it
 GONE_SECONDS = 5.0  # within which all workers of a killed supervisor must be gone
-
-# What the user's document and the project's own promise a line of metrics.jsonl holds.
-KEYS = {
-    "step",
-    "model_step",
-    "time",
-    "reward/mean",
-    "reward/std",
-    "reward/zero_variance_group_frac",
-    "staleness/span_age_p50",
-    "staleness/span_age_p99",
-    "staleness/span_age_max",
-    "staleness/wait_seconds",
-    "staleness/wait_count",
-    "staleness/reserved_groups",
-    "staleness/frac_masked",
-    "staleness/slot_wait_seconds",
-    "train/batch_seconds",
-    "train/seconds",
-    "train/generated_tokens",
-    "train/active_tokens",
-    "train/active_sequences",
-    "train/active_groups",
-    "train/datums",
-    "train/updated",
-    "train/tokens",
-    "train/tokens_per_second",
-    "train/gradient_scale",
-    "train/lr",
-    "length/generated_p50",
-    "length/generated_p99",
-    "sampling/requests",
-    "sampling/prompts",
-    "sampling/generated_tokens",
-    "sampling/prompt_tokens",
-    "sampling/cached_prompt_tokens",
-    "sampling/request_seconds",
-    "sampling/queue_seconds",
-    "sampling/interval_seconds",
-    "sampling/generated_tokens_per_second",
-    "sampling/concurrency_mean",
-    "sampling/inflight_requests",
-    "sampling/inflight_trajectories",
-    "sampling/kv_refreshes",
-    "env/tool_seconds",
-    "groups/mean_wait_seconds",
-    "groups/deadline_frac",
-    "groups/failed",
-    "groups/filtered",
-    "throughput/queue_depth",
-    "recovery/restarts",
-    "recovery/retries",
-    "time/learner_busy_seconds",
-}
-KEYS_OF_AN_UPDATE = {
-    "train/loss",
-    "train/grad_norm",
-    "train/publish_seconds",
-    "train/forward_seconds",
-    "train/backward_seconds",
-    "train/optimizer_seconds",
-    "importance/ratio_mean",
-    "importance/ratio_max",
-    "importance/clip_frac",
-}
 
 
 @pytest.fixture
