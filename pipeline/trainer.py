@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.advantages import Batchwise, GroupCentered
 from pipeline.beside_weights import own_model_files, read_model_files
-from pipeline.checkpoints.checkpoints import Checkpoints, checkpoint_bytes, require_room
+from pipeline.checkpoints.checkpoints import Checkpoints, require_room
 from pipeline.config import Adam, ForwardBackwardBatch, GroupCompletion, Truncation
 from pipeline.config_checks import is_plain_function, refuse_unknown, warn
 from pipeline.config_json import config_json
@@ -38,6 +38,7 @@ from pipeline.trainer_config import TrainerConfig
 from pipeline.training.resumption import Resumption, find_run, read_resumption
 from pipeline.training.training_loop import Step, ValidateBatch
 from pipeline.training.training_run import TrainingRun
+from workers.model_config import checkpoint_bytes
 
 
 class AsyncTrainer:

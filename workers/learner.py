@@ -249,14 +249,12 @@ class Learner:
 
         remove_unfinished(message.path)
         num_bytes = save_weights(message.path, self._trainee.flat, self._trainee.config, beat=beat)
-        if message.optimizer_path is not None:
-            try:
-                remove_unfinished(message.optimizer_path)
-                num_bytes += save_optimizer(message.optimizer_path, self._trainee.optimizer_state, beat)
-            except CheckpointError:
-                Path(message.path).unlink(missing_ok=True)
-                raise
-        return num_bytes
+        try:
+            remove_unfinished(message.optimizer_path)
+            return num_bytes + save_optimizer(message.optimizer_path, self._trainee.optimizer_state, beat)
+        except CheckpointError:
+            Path(message.path).unlink(missing_ok=True)
+            raise
 
 
 def read_rows(message: ForwardBackward, inbox: Inbox) -> TrainingRows:

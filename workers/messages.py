@@ -235,12 +235,12 @@ class Published(Message):
 @dataclass(slots=True)
 class Save(Message):
     """Supervisor → learner: write the weights of `version`, float32, as the safetensors file `path`, and the
-    optimizer's state as `optimizer_path`, unless that is null.
+    optimizer's state as `optimizer_path`.
     """
 
     version: int
     path: str
-    optimizer_path: str | None
+    optimizer_path: str
 
 
 @dataclass(slots=True)

@@ -206,6 +206,11 @@ def layout(config: ModelConfig) -> WeightLayout:
     return WeightLayout(tuple(entries), offset)
 
 
+def checkpoint_bytes(config: ModelConfig) -> int:
+    """What the learner writes of a checkpoint: float32 weights, and Adam's two averages of each."""
+    return 3 * layout(config).num_bytes("float32")
+
+
 # `model="tiny"`: learns the built-in `guess` task from random weights on two cores; the task gives the vocabulary.
 TINY = ModelConfig(
     vocab_size=256,

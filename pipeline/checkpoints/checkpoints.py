@@ -27,7 +27,7 @@ from pipeline.run_files import CHECKPOINTS
 from pipeline.synced_files import TEMPORARY, remove, sync_directory, write_file, write_files
 from workers.disk_space import no_space, require_space
 from workers.errors import CheckpointError
-from workers.model_config import ModelConfig, layout
+from workers.model_config import ModelConfig, checkpoint_bytes
 from workers.model_files.tensor_files import SINGLE
 
 Value = TypeVar("Value")
@@ -36,12 +36,7 @@ Value = TypeVar("Value")
 class SavesWeights(Protocol):
     """What is needed of a run (`ActiveRun`); a protocol, so that saving loads none of what runs need."""
 
-    async def save_weights(self, version: int, path: str, optimizer_path: str | None = None) -> None: ...
-
-
-def checkpoint_bytes(model: ModelConfig) -> int:
-    """Bytes of the learner's part of a checkpoint: the weights, and Adam's two means of each."""
-    return 3 * layout(model).num_bytes("float32")
+    async def save_weights(self, version: int, path: str, optimizer_path: str) -> None: ...
 
 
 def require_room(run_dir: str | os.PathLike[str], model: ModelConfig, config: Checkpointing) -> None:

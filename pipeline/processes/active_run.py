@@ -27,7 +27,7 @@ from pipeline.run_spec import RunSpec
 from pipeline.user_code.source import EnvSource
 from shm.ledger import WorkerRow
 from workers.errors import CheckpointError
-from workers.model_config import layout
+from workers.model_config import checkpoint_bytes
 
 if TYPE_CHECKING:
     from pipeline.endpoint.server import EndpointServer
@@ -160,7 +160,7 @@ class ActiveRun:
             if self.failure is None:
                 self._hosts.look()
 
-    async def save_weights(self, version: int, path: str, optimizer_path: str | None = None) -> None:
+    async def save_weights(self, version: int, path: str, optimizer_path: str) -> None:
         """Have the learner write the weights of `version`, float32, as the safetensors file `path`, and the optimizer's
         state as `optimizer_path`; also in a run that has failed. Cut short, it ends the learner, which would go on
         writing. Raises CheckpointError, or WorkerDied.
@@ -168,8 +168,7 @@ class ActiveRun:
         if not self.learner_serves:
             raise CheckpointError(f"The learner is gone, so version {version} can't be saved.")
         try:
-            num_bytes = layout(self.spec.model).num_bytes("float32") * (1 if optimizer_path is None else 3)
-            await self.learner.save(version, path, optimizer_path, num_bytes)
+            await self.learner.save(version, path, optimizer_path, checkpoint_bytes(self.spec.model))
         except (asyncio.CancelledError, GeneratorExit, RunError):
             self._learner.discard()
             raise

@@ -183,10 +183,10 @@ class LearnerClient:
         except TimeoutError:
             raise RunError(f"The learner has not answered its update for {SAVE_SECONDS:g} s.") from None
 
-    async def save(self, version: int, path: str, optimizer_path: str | None, num_bytes: int) -> None:
-        """Have it write `version`'s weights, and the optimizer's state unless `optimizer_path` is None, as safetensors
-        files of about `num_bytes`. It may be asked after the run has failed, too: what it can't do is be dead. Raises
-        CheckpointError when it could not write them.
+    async def save(self, version: int, path: str, optimizer_path: str, num_bytes: int) -> None:
+        """Have it write `version`'s weights and the optimizer's state as safetensors files, of about `num_bytes`
+        together. It may be asked after the run has failed, too: what it can't do is be dead. Raises CheckpointError
+        when it could not write them.
         """
         self._saving = asyncio.get_running_loop().create_future()
         self._save = _Asked(Save(version=version, path=path, optimizer_path=optimizer_path))
@@ -210,7 +210,8 @@ class LearnerClient:
             outbox = self._outbox
             try:
                 while outbox is not None and self._num_sent < len(self._chunks):
-                    await self._send_chunk(outbox, self._chunks[self._num_sent])
+                    chunk = self._chunks[self._num_sent]
+                    await send_rows(outbox, self._send, chunk.batch, chunk.rows, zero_gradients=chunk.zero_gradients)
                     self._num_sent += 1
             except WorkerDied:
                 if self._failure is not None or self._outbox is outbox:
@@ -220,20 +221,6 @@ class LearnerClient:
                 if asked is not None and not asked.is_sent and self._send is not None:
                     self._send(asked.message)
                     asked.is_sent = True
-
-    async def _send_chunk(self, outbox: Outbox, chunk: _Chunk) -> None:
-        parts = chunk.rows.payload()
-        position = await outbox.put(*parts)
-        self._send(
-            ForwardBackward(
-                batch=chunk.batch,
-                num_rows=chunk.rows.num_rows,
-                num_tokens=chunk.rows.num_tokens,
-                position=position,
-                length=sum(part.nbytes for part in parts),
-                zero_gradients=chunk.zero_gradients,
-            )
-        )
 
     # --- what it answers -----------------------------------------------------------------------------------------
 
@@ -272,6 +259,24 @@ class LearnerClient:
         """It may have died while nobody waited for it, between two steps."""
         if self._failure is not None:
             raise self._failure
+
+
+async def send_rows(
+    outbox: Outbox, send: Callable[[Message], None], batch: int, rows: Rows, *, zero_gradients: bool
+) -> None:
+    """Ask for the gradients of rows: their bytes through the queue, then the message. Raises what `Outbox.put` does."""
+    parts = rows.payload()
+    position = await outbox.put(*parts)
+    send(
+        ForwardBackward(
+            batch=batch,
+            num_rows=rows.num_rows,
+            num_tokens=rows.num_tokens,
+            position=position,
+            length=sum(part.nbytes for part in parts),
+            zero_gradients=zero_gradients,
+        )
+    )
 
 
 def _tell(future: asyncio.Future | None, error: Exception) -> None:

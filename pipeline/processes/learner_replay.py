@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
 from pipeline.errors import RunError
-from pipeline.processes.learner_client import LEARNER_SECONDS
+from pipeline.processes.learner_client import LEARNER_SECONDS, send_rows
 from pipeline.processes.learner_history import PastUpdate
-from workers.messages import Consumed, ForwardBackward, GradientsDone, Message, Replayed, ReplayStep
+from workers.messages import Consumed, GradientsDone, Message, Replayed, ReplayStep
 from workers.transfer import Outbox
 
 NOWHERE = -1  # the slot of a version that nobody needs
@@ -40,18 +40,7 @@ class LearnerReplay:
 
     async def _replay(self, update: PastUpdate, slot: int) -> None:
         for number, rows in enumerate(update.chunks):
-            parts = rows.payload()
-            position = await self._outbox.put(*parts)
-            self._send(
-                ForwardBackward(
-                    batch=update.batch,
-                    num_rows=rows.num_rows,
-                    num_tokens=rows.num_tokens,
-                    position=position,
-                    length=sum(part.nbytes for part in parts),
-                    zero_gradients=number == 0,
-                )
-            )
+            await send_rows(self._outbox, self._send, update.batch, rows, zero_gradients=number == 0)
         self._check()
         self._replayed = asyncio.get_running_loop().create_future()
         self._send(

@@ -147,7 +147,7 @@ def test_a_save_that_fails_leaves_nothing_and_the_learner_goes_on(tmp_path):
         with pytest.raises(CheckpointError, match="absent"):
             await training.learner.client.save(1, str(tmp_path / SINGLE), str(tmp_path / "absent" / OPTIMIZER), 10**6)
         with pytest.raises(CheckpointError, match="at version 1, so version 0 isn't saved"):
-            await training.learner.client.save(0, str(tmp_path / SINGLE), None, 10**6)
+            await training.learner.client.save(0, str(tmp_path / SINGLE), str(tmp_path / OPTIMIZER), 10**6)
 
     run(train(batches(1), between=between))
     assert list(tmp_path.iterdir()) == []
