@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from tests.kept_processes import KEPT
+from tests.shared_files import shared_memory_files
 from workers.devices import count_gpus, torch_has_cuda
 
 # Test processes share the cores: more threads each would wait for one another. Workers set their own number.
@@ -72,9 +73,3 @@ def leftovers(mark, blocks):
         except psutil.Error:  # it ended while we looked, or is another user's
             continue
     return found
-
-
-def shared_memory_files():
-    """Names in /dev/shm; a directory there is no block of shared memory."""
-    with os.scandir("/dev/shm") as entries:
-        return {entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)}

@@ -119,3 +119,17 @@ def audit(run_dir: Path) -> subprocess.CompletedProcess:
     """What `headway audit RUN_DIR` says, by the audit's file alone: it needs nothing else of ours."""
     command = [sys.executable, "-P", str(ROOT / "pipeline" / "audit.py"), str(run_dir / "events.jsonl")]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def socket_directories(temporary):
+    return sorted(Path(temporary).glob("headway-*"))
+
+
+def assert_ended(run, code, status, temporary):
+    """Exit code, the audit log's last word, its audit, and nothing left behind."""
+    assert (run.wait(), run.stderr) == (code, "")
+    (end,) = run.events("end")
+    assert end["status"] == status
+    assert audit(run.run_dir).returncode == 0
+    assert socket_directories(temporary) == []
+    return end

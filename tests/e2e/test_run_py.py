@@ -15,7 +15,19 @@ from pathlib import Path
 import psutil
 import pytest
 from promised_metrics import KEYS, KEYS_OF_AN_UPDATE
-from run_py import PATIENCE_SECONDS, ROOT, SMALL, RunFiles, RunPy, audit, wait_until_gone
+from run_py import (
+    PATIENCE_SECONDS,
+    ROOT,
+    SMALL,
+    RunFiles,
+    RunPy,
+    assert_ended,
+    audit,
+    socket_directories,
+    wait_until_gone,
+)
+
+from tests.shared_files import shared_memory_files
 
 LONG = ("--steps", "100000")  # longer than any test: something else ends it
 GONE_SECONDS = 5.0  # within which all workers of a killed supervisor must be gone
@@ -40,25 +52,6 @@ def start(tmp_path, temporary):
     yield begin
     for run in runs:
         run.end()
-
-
-def shared_memory_files():
-    """Names in /dev/shm; a directory there is no block."""
-    return {name for name in os.listdir("/dev/shm") if not os.path.isdir(f"/dev/shm/{name}")}
-
-
-def socket_directories(temporary):
-    return sorted(Path(temporary).glob("headway-*"))
-
-
-def assert_ended(run, code, status, temporary):
-    """Exit code, the audit log's last word, its audit, and nothing left behind."""
-    assert (run.wait(), run.stderr) == (code, "")
-    (end,) = run.events("end")
-    assert end["status"] == status
-    assert audit(run.run_dir).returncode == 0
-    assert socket_directories(temporary) == []
-    return end
 
 
 def test_two_runs_at_once_each_leave_a_whole_run_and_nothing_else(start, temporary):

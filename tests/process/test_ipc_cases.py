@@ -14,6 +14,7 @@ import zmq
 
 from shm.block import Block
 from shm.errors import BlockError
+from tests.shared_files import shared_memory_files
 from workers.channel import SupervisorLink
 from workers.messages import Failed
 from workers.sockets import sweep
@@ -153,8 +154,3 @@ def test_hr56_messages_that_no_worker_takes_keep_no_supervisor_from_its_end(base
     context.term()
     assert time.monotonic() - began < GONE_SECONDS
     assert os.listdir(base) == []
-
-
-def shared_memory_files():
-    """Names in /dev/shm; a directory there is no block."""
-    return {name for name in os.listdir("/dev/shm") if not os.path.isdir(f"/dev/shm/{name}")}

@@ -17,6 +17,7 @@ from shm.block import Block
 from shm.errors import BlockError
 from shm.ledger import Ledger, State
 from shm.queue import QueueConsumer, QueueProducer, ReplyRoom
+from tests.shared_files import shared_memory_files
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,11 +35,6 @@ def finish(child):
     output, errors = child.communicate(timeout=WAIT_SECONDS)
     assert child.returncode == 0, f"exit status {child.returncode}\n{output}{errors}"
     return output.splitlines()[-1]
-
-
-def shared_memory_files():
-    """Names in /dev/shm; a directory there is no block."""
-    return {name for name in os.listdir("/dev/shm") if not os.path.isdir(f"/dev/shm/{name}")}
 
 
 @pytest.fixture
