@@ -1,4 +1,6 @@
-"""Whether a run may go on as it is asked to: with the recipe and the rows that it began with (config.json)."""
+"""Whether a run may go on as it is asked to, with the recipe and the rows that it began with (config.json), and whether
+anything is left to do.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -37,6 +39,16 @@ def refuse_changed(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
             f"{name} was {_text(before)} when the run began, and is {_text(after)} now; a run goes on with its own "
             "recipe (only steps and max_minutes may change): put it back, or begin another run from its weights."
         )
+
+
+def nothing_left(*, steps: int, batches: int, is_saved: bool, is_measured: bool, status: str | None) -> bool:
+    """Whether a run that has trained `batches` batches has done all of `steps`: nothing is to be made of what comes
+    behind the last one, a checkpoint (is_saved), an evaluation that is due (is_measured) and an end in order (status,
+    of its `end` event).
+    """
+    if batches != steps:
+        return batches > steps
+    return is_saved and is_measured and status in ("completed", "stopped")
 
 
 def _differences(before: Any, after: Any, name: str) -> Iterator[tuple[str, Any, Any]]:

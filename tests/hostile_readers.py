@@ -21,12 +21,11 @@ from pipeline.commands.make_run_config import parse
 from pipeline.commands.stored_config import read_run_config
 from pipeline.errors import ConfigError, JournalError, RunError
 from pipeline.journal.frames import FrameReader, frame, header
-from pipeline.journal.journal_files import DIRECTORY
 from pipeline.journal.record_codec import pack_record, unpack_record
 from pipeline.journal.records import Admitted, BatchRecord, ChunkRecord, GivenUp, Ready
 from pipeline.json_lines import cut_torn_tail, read_lines
-from pipeline.rollouts.kept_members import FILE, RunningMember, pack_group, read_kept
-from pipeline.run_files import LIVE
+from pipeline.rollouts.kept_members import RunningMember, pack_group, read_kept
+from pipeline.run_files import LIVE, ROLLOUTS
 from pipeline.run_lock import owner
 from pipeline.trajectory import Group, Span, Trajectory
 from shm.errors import LedgerError, QueueError
@@ -220,7 +219,7 @@ def spoiled_rollouts(draws: random.Random, samples: Sequence[bytes]) -> bytes:
 
 def read_rollouts(data: bytes, directory: Path) -> None:
     """A file that can't be read is passed over with a warning; what is read has the types that it is used by."""
-    path = directory / DIRECTORY / FILE
+    path = directory / ROLLOUTS
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(data)
     with warnings.catch_warnings():

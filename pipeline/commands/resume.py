@@ -14,7 +14,7 @@ from pipeline.commands.options import LATER, OPTIONS
 from pipeline.commands.run_config import RunConfig
 from pipeline.commands.stored_config import read_run_config
 from pipeline.errors import ConfigError
-from pipeline.resume_check import GOALS
+from pipeline.resume_check import GOALS, nothing_left
 from pipeline.run_files import EVENTS, METRICS, is_run_directory
 from pipeline.run_lock import owner
 from shm.errors import HeadwayError
@@ -27,25 +27,23 @@ TAIL_BYTES = 1 << 20  # of a log, in which its last line is looked for
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
     """A run to go on with. config: its own, with what the user changes. started_in: the directory that it was started
-    in; None: not known. done: batches that it has trained so far. is_whole: what comes after the last of them, a
-    checkpoint and, if wanted, an evaluation, is done, too.
+    in; None: not known. done: batches that it has trained so far. is_complete: nothing is left to train or to save.
     """
 
     run_dir: Path
     config: RunConfig
     started_in: str | None
     done: int
-    is_whole: bool
+    is_complete: bool
 
     @property
     def nothing_to_do(self) -> str | None:
-        """Why there is nothing left to train or to save, in a sentence; None: there is."""
-        steps = self.config.steps
-        if self.done < steps or (self.done == steps and not self.is_whole):
+        """Why there is nothing left to do, in a sentence; None: there is."""
+        if not self.is_complete:
             return None
         return (
-            f"nothing to do: {self.run_dir} has trained {self.done} steps, and {steps} are asked for; to train on, ask "
-            f"for more by --steps."
+            f"nothing to do: {self.run_dir} has trained {self.done} steps, and {self.config.steps} are asked for; to "
+            "train on, ask for more by --steps."
         )
 
 
@@ -82,13 +80,21 @@ def parse_resume(arguments: Sequence[str]) -> Resume:
             "started; begin it anew in another directory."
         )
     _check_device(config, run_dir)
-    step = last_line(path / METRICS)
+    config = _changed(config, given)
+    step, status = last_line(path / METRICS), last_line(path / EVENTS).get("status")
+    done = int(step.get("step", 0))
     return Resume(
         run_dir=path,
-        config=_changed(config, given),
+        config=config,
         started_in=started_in,
-        done=int(step.get("step", 0)),
-        is_whole=found[0].version == step.get("model_step", 0) and _has_ended(path, config),
+        done=done,
+        is_complete=nothing_left(
+            steps=config.steps,
+            batches=done,
+            is_saved=found[0].version == step.get("model_step", 0),
+            is_measured=status == "completed" or config.eval_every is None,  # a stop may have cut the last one short
+            status=status,
+        ),
     )
 
 
@@ -121,12 +127,6 @@ def _check_device(config: RunConfig, run_dir: str) -> None:
             f"{run_dir} computes on {config.device}, which can't be here: {error} Its device can't change; resume it "
             f"on such a machine, or begin another run from its weights with --init {run_dir}."
         ) from error
-
-
-def _has_ended(path: Path, config: RunConfig) -> bool:
-    """Whether the run came to its end in order; one stopped behind its last batch lacks its last evaluation."""
-    status = last_line(path / EVENTS).get("status")
-    return status == "completed" or (status == "stopped" and config.eval_every is None)
 
 
 def last_line(path: Path) -> dict[str, Any]:

@@ -16,8 +16,7 @@ from pipeline.errors import JournalError, RunError
 from pipeline.journal.frames import HEADER_BYTES, MAX_RECORD, FrameReader, events_at_start, frame, header
 from pipeline.journal.record_codec import pack_record, unpack_record
 from pipeline.journal.records import Record, events_of
-from pipeline.run_files import FIRST_JOURNAL_FILE
-from pipeline.run_files import JOURNAL as DIRECTORY
+from pipeline.run_files import FIRST_JOURNAL_FILE, JOURNAL
 from pipeline.synced_files import sync_directory
 
 _NAME = re.compile(r"([0-9]{8})\.log")
@@ -28,7 +27,7 @@ class Journal:
 
     def __init__(self, run_dir: str | os.PathLike[str]) -> None:
         """Raises RunError if the directory can't be made."""
-        self.directory = Path(run_dir) / DIRECTORY
+        self.directory = Path(run_dir) / JOURNAL
         self._file = -1  # descriptor
         self._ordinal = -1
         self._size = 0
@@ -51,7 +50,7 @@ class Journal:
             self._events = cut_torn_end(self.directory)
         found = _ordinals(self.directory)
         ordinal = found[-1] + 1 if found else FIRST_JOURNAL_FILE
-        path, start, file = _path_of(self.directory, ordinal), header(ordinal, self._events), -1
+        path, start, file = path_of(self.directory, ordinal), header(ordinal, self._events), -1
         try:
             file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             if os.write(file, start) < len(start):
@@ -95,7 +94,7 @@ class Journal:
         """Files that no checkpoint needs any more. Never the one that is written now."""
         for old in _ordinals(self.directory):  # the oldest first: a death in between leaves no gap
             if old < min(ordinal, self._ordinal):
-                _path_of(self.directory, old).unlink(missing_ok=True)
+                path_of(self.directory, old).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Sync and close; a second call does nothing."""
@@ -108,7 +107,7 @@ class Journal:
             self._file = -1
 
     def _path(self) -> Path:
-        return _path_of(self.directory, self._ordinal)
+        return path_of(self.directory, self._ordinal)
 
     def _write(self, start: bytes, data: bytes) -> None:
         assert self._file >= 0, "the journal is not open: begin comes before append"
@@ -134,11 +133,11 @@ def read(run_dir: str | os.PathLike[str], from_ordinal: int) -> Iterator[Record]
 
     Raises JournalError for a missing file, and for damage that no death explains.
     """
-    directory = Path(run_dir) / DIRECTORY
+    directory = Path(run_dir) / JOURNAL
     found = [ordinal for ordinal in _ordinals(directory) if ordinal >= from_ordinal]
     last = found[-1] if found else from_ordinal
     for ordinal in range(from_ordinal, last + 1):
-        path = _path_of(directory, ordinal)
+        path = path_of(directory, ordinal)
         if ordinal not in found:
             raise JournalError(f"{path} is not there, and a resume needs it; put it back, or start a new run.")
         reader = FrameReader(path, ordinal, is_last=ordinal == last)
@@ -156,7 +155,7 @@ def cut_torn_end(directory: Path) -> int:
     found = _ordinals(directory)
     if not found:
         return 0
-    path = _path_of(directory, found[-1])
+    path = path_of(directory, found[-1])
     reader = FrameReader(path, found[-1], is_last=True)
     for _ in reader:
         pass
@@ -178,12 +177,12 @@ def events_before(run_dir: str | os.PathLike[str]) -> dict[int, int]:
     """Ordinal of each file -> how many events of the audit log stand for the records of those before it. A last file
     whose header never reached the disk is passed over.
     """
-    directory = Path(run_dir) / DIRECTORY
+    directory = Path(run_dir) / JOURNAL
     found = _ordinals(directory)
     return {
         ordinal: events
         for ordinal in found
-        if (events := events_at_start(_path_of(directory, ordinal), ordinal, is_last=ordinal == found[-1])) is not None
+        if (events := events_at_start(path_of(directory, ordinal), ordinal, is_last=ordinal == found[-1])) is not None
     }
 
 
@@ -194,5 +193,6 @@ def _ordinals(directory: Path) -> list[int]:
     return sorted(int(name[1]) for path in os.listdir(directory) if (name := _NAME.fullmatch(path)))
 
 
-def _path_of(directory: Path, ordinal: int) -> Path:
+def path_of(directory: Path, ordinal: int) -> Path:
+    """Of one file, in the journal's directory."""
     return directory / f"{ordinal:08d}.log"

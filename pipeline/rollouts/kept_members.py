@@ -15,11 +15,10 @@ import msgpack
 
 from pipeline.config_checks import warn
 from pipeline.errors import JournalError
-from pipeline.journal.journal_files import DIRECTORY
 from pipeline.journal.record_codec import pack_trajectory, unpack_trajectory
+from pipeline.run_files import ROLLOUTS
 from pipeline.trajectory import Trajectory
 
-FILE = "rollouts.msgpack"
 FORMAT = 1
 
 
@@ -68,7 +67,7 @@ def read_kept(run_dir: Path) -> dict[int, KeptMembers]:
     """By group; empty without a file. One that can't be read is passed over with a warning: its trajectories start
     again.
     """
-    path = run_dir / DIRECTORY / FILE
+    path = run_dir / ROLLOUTS
     try:
         form, check, body = _values(path.read_bytes(), list)
         if form != FORMAT or check != zlib.crc32(body):

@@ -11,18 +11,16 @@ from pipeline.checkpoints.saved import find_checkpoints, run_checkpoint
 from pipeline.errors import ConfigError, JournalError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.journal.complete_log import complete_log
-from pipeline.journal.journal_files import DIRECTORY, read
+from pipeline.journal.journal_files import path_of, read
 from pipeline.journal.log_state import LoggedMember, LogState
 from pipeline.journal.run_state import RunState
 from pipeline.json_lines import cut_torn_tail, read_lines
-from pipeline.resume_check import refuse_changed
+from pipeline.resume_check import nothing_left, refuse_changed
 from pipeline.rollouts.kept_members import KeptMembers, read_kept
+from pipeline.run_files import CONFIG, EVALUATIONS, FIRST_JOURNAL_FILE, JOURNAL, METRICS, SAMPLES
 from pipeline.schedule import Scheduler, ScheduleRules
-from pipeline.training.run_history import FIRST_FILE, start_of
+from pipeline.training.run_history import start_of
 from pipeline.trajectory import Trajectory
-
-METRICS = "metrics.jsonl"
-EVALUATIONS = "eval.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +45,17 @@ class Resumption:
     def is_complete(self, steps: int, evaluator: Evaluator | None) -> bool:
         """Whether nothing is left to do of a run of `steps` batches."""
         state = self.state
-        measured = (
-            evaluator is None
-            or state.batches > steps
-            or state.batches in self.measured
-            or not evaluator.trajectories_per_row(state.batches, at_end=True)
+        return nothing_left(
+            steps=steps,
+            batches=state.batches,
+            is_saved=state.training is None and self.saved_version == state.version,
+            is_measured=(
+                evaluator is None
+                or state.batches in self.measured
+                or not evaluator.trajectories_per_row(state.batches, at_end=True)
+            ),
+            status=self.log.status,
         )
-        done = state.training is None and state.batches >= steps and self.log.status == "completed"
-        return done and measured and self.saved_version == state.version
 
     def started_again(self) -> Iterator[dict[str, Any]]:
         """The `retry` event of each trajectory that was begun and is to begin anew."""
@@ -117,7 +118,7 @@ class Resumption:
 def find_run(path: str | os.PathLike[str], description: Mapping[str, Any]) -> Path:
     """The directory of a run that can go on as one of `description`. Raises ConfigError."""
     run_checkpoint(path)
-    config = Path(path, "config.json")
+    config = Path(path, CONFIG)
     try:
         stored = json.loads(config.read_bytes())
     except (OSError, ValueError) as error:
@@ -130,7 +131,7 @@ def read_resumption(run_dir: Path) -> Resumption:
     """Of a run whose directory is ours alone: what a death left torn or untold in its logs is mended. Raises
     JournalError, CheckpointError, and RunError.
     """
-    for name in (METRICS, EVALUATIONS, "samples.jsonl"):
+    for name in (METRICS, EVALUATIONS, SAMPLES):
         cut_torn_tail(run_dir / name)
     versions = {line["step"]: line["model_step"] for _, line in read_lines(run_dir / METRICS)}
     num_steps = max(versions, default=0)
@@ -154,7 +155,7 @@ def read_resumption(run_dir: Path) -> Resumption:
         evaluations=tuple(Evaluation(**line) for line in evaluations),
         saved_version=saved[0].version if saved else None,
     )
-    whole_journal = (run_dir / DIRECTORY / f"{FIRST_FILE:08}.log").exists()
+    whole_journal = path_of(run_dir / JOURNAL, FIRST_JOURNAL_FILE).exists()
     resumption.keep(read_kept(run_dir), 0 if whole_journal or not saved else saved[-1].version)
     return resumption
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.config_checks import warn
-from pipeline.journal.journal_files import DIRECTORY
-from pipeline.rollouts.kept_members import FILE, pack_file
+from pipeline.rollouts.kept_members import pack_file
 from pipeline.rollouts.rollouts import Rollouts
+from pipeline.run_files import ROLLOUTS
 from pipeline.synced_files import replace_file
 
 
@@ -15,7 +15,7 @@ class RolloutSaver:
     """Of one run. every: seconds between two saves. A save that fails warns, once: nothing but work is lost by it."""
 
     def __init__(self, run_dir: Path, rollouts: Rollouts, every: float) -> None:
-        self._path = run_dir / DIRECTORY / FILE
+        self._path = run_dir / ROLLOUTS
         self._rollouts = rollouts
         self._every = every
         self._writing = asyncio.Lock()

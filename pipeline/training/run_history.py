@@ -9,7 +9,7 @@ from pipeline.journal.journal_files import read
 from pipeline.journal.records import BatchRecord, rows_of
 from pipeline.journal.run_state import RunState, TrainingNow
 from pipeline.processes.learner_history import PastUpdate
-from pipeline.run_files import FIRST_JOURNAL_FILE as FIRST_FILE
+from pipeline.run_files import FIRST_JOURNAL_FILE
 
 
 class RunHistory:
@@ -46,7 +46,7 @@ class RunHistory:
 def start_of(saved: SavedCheckpoint | None) -> tuple[RunState, int]:
     """(the state in a checkpoint, the journal's file that goes on from it); None: those of a run's start."""
     if saved is None:
-        return RunState(), FIRST_FILE
+        return RunState(), FIRST_JOURNAL_FILE
     return RunState.from_plain(saved.state()["run"]), saved.journal
 
 

@@ -7,7 +7,6 @@ import pytest
 from pipeline.config import Budget
 from pipeline.processes.sampler_client import SegmentResult
 from pipeline.rollouts.kept_members import (
-    FILE,
     KeptMembers,
     RunningMember,
     pack_file,
@@ -16,6 +15,7 @@ from pipeline.rollouts.kept_members import (
 )
 from pipeline.rollouts.sampled_turns import SampledTurns
 from pipeline.rollouts.trajectory_loop import TrajectoryLoop
+from pipeline.run_files import ROLLOUTS
 from pipeline.trajectory import Span, Trajectory
 from tests.unit.played_trajectory import STOP, Chat
 from workers.messages import EnvironmentReply, ToolRecord
@@ -131,7 +131,7 @@ class Play:
             return None
         (directory / "journal").mkdir(exist_ok=True)
         running = [RunningMember(self.loop.trajectory, 5, state)]
-        (directory / "journal" / FILE).write_bytes(pack_file([pack_group(4, [], running)]))
+        (directory / ROLLOUTS).write_bytes(pack_file([pack_group(4, [], running)]))
         return read_kept(directory)[4].running[2]
 
 
@@ -199,7 +199,7 @@ def ended(member):
 
 def write(directory, contents):
     (directory / "journal").mkdir(exist_ok=True)
-    (directory / "journal" / FILE).write_bytes(contents)
+    (directory / ROLLOUTS).write_bytes(contents)
 
 
 def test_members_that_have_ended_come_back_as_they_were(tmp_path):
