@@ -24,7 +24,7 @@ from pipeline.journal.frames import FrameReader, frame, header
 from pipeline.journal.record_codec import pack_record, unpack_record
 from pipeline.journal.records import Admitted, BatchRecord, ChunkRecord, GivenUp, Ready
 from pipeline.json_lines import cut_torn_tail, read_lines
-from pipeline.rollouts.kept_members import RunningMember, pack_group, read_kept
+from pipeline.rollouts.kept_members import RunningMember, pack_unfinished, read_kept
 from pipeline.run_files import LIVE, ROLLOUTS
 from pipeline.run_lock import owner
 from pipeline.trajectory import Group, Span, Trajectory
@@ -207,7 +207,7 @@ def kept_bytes(parts: Any) -> bytes:
 def some_rollouts() -> list[bytes]:
     """Parts of rollouts.msgpack."""
     running = RunningMember(some_trajectory(1), 7, {"turns": [1, 2], "snapshot": {"x": 1}})
-    return [pack_group(3, [some_trajectory(0)], [running]), pack_group(4, [], [])]
+    return [pack_unfinished(3, [some_trajectory(0)], [running]), pack_unfinished(4, [], [])]
 
 
 def spoiled_rollouts(draws: random.Random, samples: Sequence[bytes]) -> bytes:

@@ -46,8 +46,10 @@ class KeptMembers:
     attempts: Mapping[int, int] = field(default_factory=dict)
 
 
-def pack_group(group: int, ended: Collection[Trajectory], running: Collection[RunningMember]) -> bytes:
-    """One group's part of the file. What can't be written (a number beyond 64 bits in a message) is left out."""
+def pack_unfinished(group: int, ended: Collection[Trajectory], running: Collection[RunningMember]) -> bytes:
+    """An unfinished group's part of the file. What can't be written (a number beyond 64 bits in a message) is left
+    out.
+    """
     kept = []
     for one in running:
         try:

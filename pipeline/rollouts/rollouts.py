@@ -21,7 +21,7 @@ from pipeline.processes.environment_handle import EnvironmentLost
 from pipeline.processes.sampler_client import SegmentResult
 from pipeline.rollouts.agent_loop import AgentLoop
 from pipeline.rollouts.doing import Held
-from pipeline.rollouts.kept_members import KeptMembers, RunningMember, pack_group
+from pipeline.rollouts.kept_members import KeptMembers, RunningMember, pack_unfinished
 from pipeline.rollouts.rollout_log import RolloutLog
 from pipeline.rollouts.running_group import GroupFailed, RunningGroup
 from pipeline.rollouts.sampled_turns import GenerateSegment, SampledTurns
@@ -157,7 +157,7 @@ class Rollouts:
 
     def saved(self) -> list[bytes]:
         """What `start` can go on from in a resumed run, a part of the file for each unfinished group."""
-        return [pack_group(group, *running.unfinished()) for group, running in self._groups.items()]
+        return [pack_unfinished(group, *running.unfinished()) for group, running in self._groups.items()]
 
     async def stop(self) -> None:
         """Cancel what still runs."""

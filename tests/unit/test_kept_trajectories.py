@@ -10,7 +10,7 @@ from pipeline.rollouts.kept_members import (
     KeptMembers,
     RunningMember,
     pack_file,
-    pack_group,
+    pack_unfinished,
     read_kept,
 )
 from pipeline.rollouts.sampled_turns import SampledTurns
@@ -131,7 +131,7 @@ class Play:
             return None
         (directory / "journal").mkdir(exist_ok=True)
         running = [RunningMember(self.loop.trajectory, 5, state)]
-        (directory / ROLLOUTS).write_bytes(pack_file([pack_group(4, [], running)]))
+        (directory / ROLLOUTS).write_bytes(pack_file([pack_unfinished(4, [], running)]))
         return read_kept(directory)[4].running[2]
 
 
@@ -203,13 +203,13 @@ def write(directory, contents):
 
 
 def test_members_that_have_ended_come_back_as_they_were(tmp_path):
-    write(tmp_path, pack_file([pack_group(9, [ended(0), ended(3)], [])]))
+    write(tmp_path, pack_file([pack_unfinished(9, [ended(0), ended(3)], [])]))
     assert read_kept(tmp_path) == {9: KeptMembers(ended={0: ended(0), 3: ended(3)})}
 
 
 def test_what_no_message_can_carry_starts_again(tmp_path):
     state = {"turns": {"history": [{"role": "user", "content": 1 << 70}]}}
-    write(tmp_path, pack_file([pack_group(9, [ended(0)], [RunningMember(ended(1), 7, state)])]))
+    write(tmp_path, pack_file([pack_unfinished(9, [ended(0)], [RunningMember(ended(1), 7, state)])]))
     assert read_kept(tmp_path) == {9: KeptMembers(ended={0: ended(0)})}
 
 
@@ -218,7 +218,7 @@ def test_no_file_keeps_nothing(tmp_path):
 
 
 def test_a_broken_file_is_passed_over_with_a_warning(tmp_path):
-    whole = pack_file([pack_group(9, [ended(0)], [])])
+    whole = pack_file([pack_unfinished(9, [ended(0)], [])])
     flipped = bytes([*whole[:40], whole[40] ^ 1, *whole[41:]])
     for broken in (b"", whole[:-5], flipped, b"\x93\x01\x02", b"\xc1" * 40, b"\xdf\xff\xff\xff\xff", b"\x80"):
         write(tmp_path, broken)
