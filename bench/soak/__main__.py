@@ -117,6 +117,7 @@ def struck_run(
         "struck": dict(sorted(run.struck.items())),
         "exits": dict(run.exits),
         "longest_end_seconds": max(run.gone_seconds, default=0.0),
+        "stop_seconds": run.stop_seconds,
         "most": run.memory.most(),
     }
     violations = list(run.violations)
@@ -150,6 +151,7 @@ def summary(plan: Plan, runs: list[dict[str, Any]], calm: dict[str, Any] | None)
         "struck": dict(sorted(struck.items())),
         "exits": dict(sorted(exits.items())),
         "longest_end_seconds": max(run["longest_end_seconds"] for run in runs),
+        "longest_stop_seconds": max((seconds for run in runs for seconds in run["stop_seconds"]), default=0.0),
         "runs": runs,
         "calm": calm,
         "violations": violations,

@@ -35,12 +35,14 @@ class StruckRun:
         self.violations: list[str] = []
         self.memory = MemoryLog()
         self.gone_seconds: list[float] = []  # from each end of a supervisor to that of its last process
+        self.stop_seconds: list[float] = []  # from each SIGTERM to the end of the supervisor
         self._mark, self._arguments = mark, list(arguments)
         self._environment = os.environ | {MARK: mark, "TMPDIR": str(temporary)}
         self._output = directory.with_name(directory.name + ".output")
         self._process: subprocess.Popen[bytes] | None = None
         self._frozen: list[tuple[float, Seen]] = []  # until when
-        self._asked_to_stop = self._was_killed = self._resumed = False
+        self._asked_to_stop = math.inf  # when
+        self._was_killed = self._resumed = False
 
     def run(self, strikes: Iterator[Strike], until: float, patience: float, clock: Clock = time.monotonic) -> bool:
         """Until it has trained every step; whether it has. Strikes end at `until` of `clock`, and `patience` seconds
@@ -82,7 +84,7 @@ class StruckRun:
 
     def _start(self, options: Sequence[str]) -> None:
         command = [sys.executable, str(ROOT / "run.py"), *options]
-        self._asked_to_stop = self._was_killed = False
+        self._asked_to_stop, self._was_killed = math.inf, False
         self._resumed = options[0] == "--resume"
         with open(self._output, "ab") as output:
             output.write(f"--- {' '.join(options)}\n".encode())
@@ -99,6 +101,9 @@ class StruckRun:
 
     def _ended(self, code: int) -> bool:
         """The supervisor is gone: whether the run goes on."""
+        asked_to_stop = self._asked_to_stop < math.inf
+        if asked_to_stop and not self._was_killed:
+            self.stop_seconds.append(round(time.monotonic() - self._asked_to_stop, 1))
         self._check_gone()
         self._frozen.clear()
         last = self._last_words()
@@ -107,9 +112,9 @@ class StruckRun:
             return False
         if self._was_killed and code == -signal.SIGKILL:
             self.exits["killed"] += 1
-        elif self._asked_to_stop and code == STOPPED:
+        elif asked_to_stop and code == STOPPED:
             self.exits["stopped"] += 1
-        elif self._asked_to_stop and code == -signal.SIGTERM:
+        elif asked_to_stop and code == -signal.SIGTERM:
             self.exits["stopped before it began"] += 1
         elif self._resumed and code == 2 and NOTHING_SAVED.search(last):
             self.exits["nothing saved"] += 1
@@ -169,7 +174,7 @@ class StruckRun:
                 self._frozen.append((time.monotonic() + strike.seconds, victim))
             case "stop_supervisor":
                 hit = victim.send(signal.SIGTERM)
-                self._asked_to_stop = True
+                self._asked_to_stop = min(self._asked_to_stop, time.monotonic())
             case _:
                 raise BenchError(f"there is no strike {strike.kind}")
         kind = strike.kind.removesuffix("_supervisor")
