@@ -24,6 +24,7 @@ from pipeline.errors import ConfigError
 from pipeline.events import EventLog
 from pipeline.processes.learner_history import OPTIMIZER
 from pipeline.run_files import CHECKPOINTS
+from pipeline.run_warnings import warn_of_run
 from pipeline.synced_files import TEMPORARY, remove, sync_directory, write_file, write_files
 from workers.disk_space import no_space, require_space
 from workers.errors import CheckpointError
@@ -113,7 +114,9 @@ class Checkpoints:
                 raise
             kept = f"{self.latest} is as it was" if self.latest is not None else "there is none yet"
             again = version + self.config.weights_every
-            warn(f"No checkpoint of version {version}: {error} The run goes on, and saves at {again} next; {kept}.")
+            warn_of_run(
+                f"No checkpoint of version {version}: {error} The run goes on, and saves at {again} next; {kept}."
+            )
 
     def evaluating(self, version: int) -> None:
         """An evaluation of `version` has begun: with `keep_best` its checkpoint stays until `scored` or the run's
@@ -158,7 +161,7 @@ class Checkpoints:
                 os.rename(path, temporary)  # so that nobody takes a half removed one for a checkpoint
                 remove(temporary)
             except OSError as error:
-                warn(f"The old checkpoint {path} can't be removed: {error.strerror}; it stays.")
+                warn_of_run(f"The old checkpoint {path} can't be removed: {error.strerror}; it stays.")
 
     async def _save(self, run: SavesWeights, version: int, state: bytes, journal: int) -> None:
         began = self._events.seconds()

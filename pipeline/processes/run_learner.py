@@ -3,7 +3,6 @@
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from pipeline.config_checks import warn
 from pipeline.errors import RunError, of_a_message
 from pipeline.events import EventLog
 from pipeline.processes.learner_client import LearnerClient
@@ -14,6 +13,7 @@ from pipeline.processes.run_blocks import RunBlocks
 from pipeline.processes.run_workers import RunWorkers
 from pipeline.processes.slot_table import SlotTable
 from pipeline.run_spec import RunSpec
+from pipeline.run_warnings import warn_of_run
 from workers.errors import WorkerDied, WorkerFailed
 from workers.transfer import Outbox
 
@@ -131,7 +131,7 @@ class RunLearner:
         finally:
             self._replay = None
         if difference:
-            warn(
+            warn_of_run(
                 f"The learner was brought back to version {version}, but its weights are up to {difference:.2g} away "
                 "from those published before, so a computation of it is not repeatable (a GPU's sums, a loss of your "
                 "own that draws numbers); the run goes on with the new ones."

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.config_checks import warn
 from pipeline.rollouts.kept_members import pack_file
 from pipeline.rollouts.rollouts import Rollouts
 from pipeline.run_files import ROLLOUTS
+from pipeline.run_warnings import warn_of_run
 from pipeline.synced_files import replace_file
 
 
@@ -47,7 +47,7 @@ class RolloutSaver:
         except OSError as error:
             if not self._has_warned:
                 self._has_warned = True
-                warn(
+                warn_of_run(
                     f"{self._path} can't be written ({error.strerror}): trajectories under way will start again when "
                     "the run is resumed."
                 )

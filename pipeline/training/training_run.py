@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoints.checkpoints import Checkpoints
-from pipeline.config_checks import warn
 from pipeline.data.mixed_rows import MixedRows
 from pipeline.evaluation.evaluations import Evaluations
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
@@ -26,6 +25,7 @@ from pipeline.rollouts.rollouts import Rollouts
 from pipeline.rollouts.sampling_counters import SamplingCounters
 from pipeline.run_lock import RunLock
 from pipeline.run_spec import RunSpec
+from pipeline.run_warnings import warn_of_run
 from pipeline.schedule import ScheduleRules
 from pipeline.trainer_config import TrainerConfig
 from pipeline.training.resumption import Resumption, make_scheduler
@@ -262,7 +262,7 @@ class TrainingRun:
         except HeadwayError as error:
             if save is SaveAtEnd.OR_FAIL:
                 raise
-            warn(f"The weights of the run that ended early could not be saved: {error}")
+            warn_of_run(f"The weights of the run that ended early could not be saved: {error}")
         finally:
             self._saving = False
 

@@ -121,7 +121,7 @@ def test_a_disk_without_room_ends_no_run_before_its_end(model, tmp_path, monkeyp
         if step.n == 1:
             monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(path)._replace(free=5000))
 
-    with pytest.warns(ConfigWarning) as warned:
+    with pytest.warns(rl.RunWarning) as warned:
         with pytest.raises(CheckpointError, match=r"has 5,000 bytes free, and [\d,]+ are to be written"):
             rl.run(trainer, ROWS, steps=4, on_step=fill)
     assert any("The run goes on, and saves at" in str(one.message) for one in warned)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.checkpoints.saved import complete_checkpoints
-from pipeline.config_checks import ConfigWarning
+from pipeline.run_warnings import RunWarning
 from tests.fake_learner import FakeRun, entries, open_checkpoints, save, versions
 from workers.errors import CheckpointError
 
@@ -31,7 +31,7 @@ def test_a_periodic_save_without_room_warns_and_the_run_goes_on(tmp_path, monkey
     with monkeypatch.context() as full:
         full.setattr(shutil, "disk_usage", lambda path: usage._replace(free=900))
         assert made.due(5)
-        with pytest.warns(ConfigWarning) as caught:
+        with pytest.warns(RunWarning) as caught:
             save(made, 5, may_fail=True)
         (warning,) = caught
         assert "has 900 bytes free, and 1,0" in str(warning.message)
@@ -47,7 +47,7 @@ def test_a_periodic_save_without_room_warns_and_the_run_goes_on(tmp_path, monkey
 
 def test_a_disk_that_the_learner_finds_full_leaves_nothing_half_written(tmp_path):
     made = open_checkpoints(tmp_path)
-    with pytest.warns(ConfigWarning, match="there is none yet"):
+    with pytest.warns(RunWarning, match="there is none yet"):
         save(made, 3, FullRun(), may_fail=True)
     assert entries(tmp_path) == [] and made.latest is None
     with pytest.raises(CheckpointError, match="has 5 bytes free, and 4,000"):
@@ -224,7 +224,7 @@ def test_one_that_can_not_be_removed_is_told_and_stays_whole_or_goes_later(tmp_p
         save(made, version)
     with monkeypatch.context() as failing:
         failing.setattr(os, "rename", lambda old, new: os.stat(tmp_path / "absent"))
-        with pytest.warns(ConfigWarning, match="version-2 can't be removed: No such file or directory; it stays"):
+        with pytest.warns(RunWarning, match="version-2 can't be removed: No such file or directory; it stays"):
             asyncio.run(made.prune(4))
     assert versions(tmp_path) == [4, 2]
     asyncio.run(made.prune(4))
