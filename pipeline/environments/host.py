@@ -37,6 +37,8 @@ from workers.import_path import own_line
 from workers.messages import EnvironmentCall, EnvironmentReply
 
 GRACE_SECONDS = 5.0  # what a cancelled call has to end in, before it is answered without it
+CANCEL_SECONDS = 2.0  # the same when the run ends, of all calls together
+CLOSE_SECONDS = 3.0  # what all `close` together have behind that
 LEAST_SECONDS = 0.001  # a call with less left than this has used its time up
 
 _TIMED_OUT = {"timed_out": True}
@@ -111,16 +113,16 @@ class EnvironmentHost:
         return await future
 
     async def close(self) -> None:
-        """Cancel what runs and close all environments; what does not end within the grace is left behind."""
+        """Cancel what runs and close all environments; what does not end in time is left behind."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks, timeout=self._grace)
+            await asyncio.wait(tasks, timeout=min(self._grace, CANCEL_SECONDS))
         episodes, self._episodes = list(self._episodes.values()), {}
         closing = [asyncio.ensure_future(self._close(episode)) for episode in episodes]
         if closing:
-            await asyncio.wait(closing, timeout=self._grace)
+            await asyncio.wait(closing, timeout=min(self._grace, CLOSE_SECONDS))
         self._time.detach()
 
     def _ended(self, running: RunningCall, task: asyncio.Task) -> None:

@@ -17,6 +17,7 @@ from workers.stacks import StackMemory
 
 READY_SECONDS = 1800.0  # bound on start-up: imports, and 100 GB of weights from a disk of 60 MB/s
 END_SECONDS = 10.0  # for a worker to finish what it is at and close a run's memory; then it is killed
+USER_CODE_END_SECONDS = 5.5  # the same for an environment process: users' code may hold it for any time
 AT_ONCE_SECONDS = 1.0  # the same when someone has asked twice for the end: what it is at is of no use any more
 
 
@@ -148,19 +149,23 @@ class WorkerHandle:
             self._ready.set_exception(error)
 
     async def end_run(self, at_once: bool) -> None:
-        """Have it close what the run has opened; a process that can't do so in END_SECONDS, or AT_ONCE_SECONDS, is
-        killed.
+        """Have it close what the run has opened; a process that can't do so in END_SECONDS (USER_CODE_END_SECONDS,
+        AT_ONCE_SECONDS) is killed.
         """
         if not (self.started and self.ready):
             return
         self._run_ended = asyncio.get_running_loop().create_future()
         self._link.send(EndRun())
         try:
-            await asyncio.wait_for(self._run_ended, AT_ONCE_SECONDS if at_once else END_SECONDS)
+            await asyncio.wait_for(self._run_ended, AT_ONCE_SECONDS if at_once else self._end_seconds)
         except TimeoutError:
             self.discard()
         finally:
             self._run_ended = None
+
+    @property
+    def _end_seconds(self) -> float:
+        return USER_CODE_END_SECONDS if self.role == "environment" else END_SECONDS
 
     def send(self, message: Message) -> None:
         """Messages to a process that is down are dropped: whoever asked is told by `on_death`."""

@@ -250,6 +250,30 @@ def test_a_halted_learner_is_not_waited_for_when_the_end_was_asked_for_twice(mod
     assert audit(tmp_path / "run") == 0
 
 
+def test_users_code_that_holds_its_process_does_not_hold_up_the_end(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.processes.worker_handle.END_SECONDS", 3600.0)
+    monkeypatch.setattr("pipeline.processes.worker_handle.USER_CODE_END_SECONDS", 0.5)
+    one = {"environment_processes": 1}
+    trainer, pids = make_trainer(model, tmp_path / "run", env="process_envs:Hanging", sampling=one), []
+
+    async def stop():
+        while not (model._run and any(map(model._run._hosts.at_work, model._run.workers.environments))):
+            await asyncio.sleep(0.02)
+        pids.extend(handle.pid for handle in model._run.workers.all)
+        trainer.request_stop()
+
+    async def collect():
+        stopping = asyncio.ensure_future(stop())
+        steps = [step.n async for step in trainer.run(ROWS, steps=2)]
+        await stopping
+        return steps
+
+    assert asyncio.run(asyncio.wait_for(collect(), SECONDS)) == [] and trainer.stopped
+    gone = [pid for pid in pids if not psutil.pid_exists(pid)]
+    assert len(gone) == 1, "that process, and no other"
+    assert audit(tmp_path / "run") == 0
+
+
 def mapped_blocks(pid):
     with open(f"/proc/{pid}/maps", encoding="utf-8") as maps:
         return [line.split("memfd:")[1].strip() for line in maps if "/memfd:headway" in line]

@@ -10,7 +10,9 @@ import pytest
 from environment_session import ROW, Quiz, less_line, reset, session
 
 from pipeline.env import TurnResult, tool
+from pipeline.environments.host import CANCEL_SECONDS, CLOSE_SECONDS
 from pipeline.errors import InfrastructureError
+from pipeline.processes.worker_handle import USER_CODE_END_SECONDS
 from workers.message_codec import encode
 from workers.messages import EnvironmentReplies
 
@@ -296,6 +298,10 @@ def test_text_that_no_message_can_carry_is_replaced(monkeypatch):
     assert listed.result["messages"][0]["content"] == '["a?b"]' and listed.result["metrics"] == {"?": 1.0}
     assert failed.result["messages"][0]["content"] == "error: RuntimeError: no ?"
     assert less_line(truncated.error, __file__).endswith("failed with ValueError: ?")
+
+
+def test_a_host_that_may_close_its_environments_is_not_killed_at_it():
+    assert CANCEL_SECONDS + CLOSE_SECONDS < USER_CODE_END_SECONDS
 
 
 def test_a_close_that_fails_does_not_touch_the_reward(caplog):

@@ -51,6 +51,12 @@ def test_what_a_silent_process_does_instead_is_told(last, words):
     assert after(sight(), sight(), sight(), last).words == words
 
 
+def test_what_is_told_is_what_it_does_now():
+    computed = after(sight(), sight(), sight(), sight(ticks=300))
+    computed.see(sight(ticks=300), 1.0)
+    assert computed.words == "has given no sign of life for 4 s"
+
+
 @pytest.mark.parametrize(
     "moving",
     [{"ticks": 1}, {"moved": 4096}, {"heartbeat": 2}],

@@ -112,9 +112,11 @@ def test_lasting_wait_is_reported_in_parts_that_add_up(waits, clock, told):
     assert [(event["why"], event["seconds"]) for event in told()] == [("tool", 10.0), ("tool", 10.0), ("ready", 3.0)]
 
 
-def test_report_is_on_disk_at_once(waits, clock, tmp_path):
+def test_report_is_on_disk_at_once(waits, log, clock, tmp_path):
     waits.begin(7, tool())
-    clock.now += 10.0
+    clock.now += 9.5
+    log.log("ready", group=3)  # goes to the system, and with it what comes within a second, but later
+    clock.now += 0.5
     waits.look(tool())
     assert '"seconds": 10.0' in (tmp_path / "events.jsonl").read_text()
 
@@ -205,3 +207,7 @@ def test_a_process_that_begins_to_stand_still_is_told_at_once_and_stands_behind_
         (1.0, "too few finished groups; the sampler 0 has been stopped for 2 s"),
     ]
     assert waits.with_processes("the learner") == f"the learner; {still[0]}"
+    waits.begin(7, tool())  # of the next wait it is told at once, too
+    clock.now += 1.0
+    waits.look(tool())
+    assert told()[-1]["detail"] == f"{tool().detail}; {still[0]}"

@@ -115,6 +115,18 @@ def test_a_worker_that_gets_on_again_is_told_of_too_and_given_longer_the_next_ti
     assert len(machine.told) == 4
 
 
+def test_a_worker_that_was_let_go_gets_on_again_with_its_next_heartbeat(machine):
+    machine.pass_time(1)
+    machine.stop("learner")
+    machine.pass_time(1)
+    machine.stats[100] = ProcessStat("D", 0)  # its memory has to come from a disk
+    machine.pass_time(1)
+    assert len(machine.told) == 1 and machine.watch.standing_still == ""
+    machine.silent.clear()
+    machine.pass_time(1)
+    assert machine.told[1:] == ["The learner 0 (pid 100) gets on again."]
+
+
 def test_users_code_that_holds_its_process_is_told_of_once_and_not_killed_here(machine):
     machine.pass_time(1)
     machine.code = "reward of trajectory 3.1"
