@@ -5,6 +5,7 @@ import pytest
 from pipeline.config import GroupCompletion
 from pipeline.journal.log_state import LogState
 from pipeline.journal.run_state import Outstanding, RunState
+from pipeline.rollouts.kept_members import KeptMembers
 from pipeline.rollouts.running_group import RunningGroup
 from pipeline.schedule import Admission
 from pipeline.training.resumption import Resumption
@@ -26,7 +27,7 @@ def resumed(on_stragglers, **kept):
     log, given = Log(), []
     completion = GroupCompletion(on_stragglers=on_stragglers, **DEADLINE)
     group = RunningGroup(Admission(7, 2, 1), {}, 3, completion, log, given.append)
-    group.resume(**{"handed_over": (), "discarded": (), "ended": {}, "attempts": {}} | kept)
+    group.resume(KeptMembers(**kept))
     return group, log.told, given
 
 
@@ -73,13 +74,15 @@ def resumption():
     for event in events:
         log.apply({"t": 0} | event)
     outstanding = {group: Outstanding(group, 0, {0}) for group in (0, 1)}
-    return Resumption(state=RunState(outstanding=outstanding), log=log)
+    resumption = Resumption(state=RunState(outstanding=outstanding), log=log)
+    resumption.keep({}, first_version=0)
+    return resumption
 
 
 def test_what_had_begun_starts_again_and_what_was_discarded_does_not(resumption):
     assert [(event["trajectory"], event["attempt"], event["tokens"]) for event in resumption.started_again()] == [
         ("0.1", 3, 5)
     ]
-    kept = resumption.kept_members()
+    kept = resumption.kept
     assert kept[0].attempts == {1: 3, 2: 0} and kept[0].discarded == set()
     assert (kept[1].handed_over, kept[1].discarded) == ({0}, {1, 2})
