@@ -7,7 +7,7 @@ from played_rollouts import Hosts, Played
 from test_rollouts import WAIT, assert_nothing_is_left, group, member
 from test_rollouts_that_start_again import Events
 
-from pipeline.errors import TrajectoryError
+from pipeline.errors import HopelessError, TrajectoryError
 from pipeline.rollouts.completion import GROUP_DEADLINE
 from pipeline.rollouts.running_group import GroupFailed
 from pipeline.rollouts.trajectory_loop import TRAJECTORY_TIMEOUT
@@ -86,6 +86,23 @@ def test_the_run_ends_with_the_last_error_if_failures_stop_it():
     script = [group(member(2), member(9))]
     with pytest.raises(TrajectoryError, match=r"It broke, at its attempt 3 \(max_retries = 2\)"):
         Played(script, hosts=Failing(script, (0, 0), 9), completion=WAIT, budget={}, concurrency=2, max_retries=2)
+
+
+def test_one_that_would_only_do_harm_again_is_not_tried_again():
+    class Hopeless(Hosts):
+        """What a client tells of one whose group has brought three processes down."""
+
+        def _take(self, client, call):
+            if (call.group, call.member, call.call) == (0, 0, "turn"):
+                client._pending.pop(call.request)[0].set_exception(HopelessError("It was there at 3 deaths."))
+            else:
+                super()._take(client, call)
+
+    script = [group(member(2), member(30)), group(member(1), member(1))]
+    played, events = play(script, Hopeless(script), max_retries=2)
+    results = {result.group: result for _, result in played.results}
+    assert results[0].cause == "It was there at 3 deaths." and events.of("retry") == []
+    assert results[1].members == [0, 1]
 
 
 def test_each_member_has_tries_of_its_own():
