@@ -68,7 +68,7 @@ class Waits:
     def begin(self, step: int, culprit: Culprit) -> None:
         """The trainer waits for `culprit` from now on; one for the same reason and group goes on, in its new words."""
         if self._current is not None and (self._current.why, self._current.group) == (culprit.why, culprit.group):
-            self._current = culprit
+            self.look(culprit)  # where something else comes all the time, nobody waits long enough to look
             return
         self.end()
         self._current, self._step, self._reported, self._stood_still = culprit, step, self._clock(), ""

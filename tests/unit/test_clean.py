@@ -89,11 +89,15 @@ def test_sockets_and_processes_of_killed_runs_are_told(capsys, monkeypatch):
     ]
 
 
-def test_reports_of_our_own_errors_go_and_nothing_that_only_looks_like_one(here, capsys):
+def test_reports_of_our_own_errors_go_and_nothing_that_only_looks_like_one(here, capsys, monkeypatch):
     report, other = here / "headway-error-123.txt", here / "headway-error-notes.txt"
     for path in (report, other):
         path.write_text("Traceback")
     (here / "headway-error-4.txt").symlink_to(other)
+    with monkeypatch.context() as another:
+        another.setattr(os, "getuid", lambda: 4711)  # root sees all that lies there
+        assert main(["clean"]) == 0
+    assert capsys.readouterr().out == "Nothing was left by runs that were killed.\n" and report.exists()
     assert main(["clean"]) == 0
     assert capsys.readouterr().out == f"removed {report} (a report of an error)\n"
     assert other.exists() and (here / "headway-error-4.txt").is_symlink()

@@ -1,5 +1,6 @@
 """A run directory belongs to one run at a time, until that ends or dies."""
 
+import errno
 import fcntl
 import json
 import multiprocessing
@@ -127,6 +128,25 @@ def test_someone_who_looks_does_not_keep_a_run_from_starting(tmp_path, monkeypat
     monkeypatch.setattr(time, "sleep", done)
     with RunLock(tmp_path):
         assert len(slept) == 1
+
+
+def test_two_who_look_take_each_other_for_no_run(tmp_path):
+    (tmp_path / "live.json").write_text('{"pid": 1}')
+    with open(tmp_path / "live.json", "rb") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        assert owner(tmp_path) is None
+
+
+def test_a_disk_that_is_full_is_told_and_keeps_nothing_locked(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = os.listdir("/proc/self/fd")
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", refuse)
+        with pytest.raises(ConfigError, match="live.json can't be written: No space left on device"):
+            RunLock(tmp_path)
+    assert os.listdir(tmp_path) == [] and os.listdir("/proc/self/fd") == before
 
 
 @pytest.mark.parametrize("contents", ["", "{", "[]", '{"pid": "me"}', "[" * 10_000])

@@ -105,6 +105,17 @@ def test_sweep_names_what_it_removed(base, owner):
     assert sweep(base) == []
 
 
+def test_sweep_leaves_what_other_users_runs_have_left(base, owner, monkeypatch):
+    """Root could remove it, and end their processes."""
+    killed, left = owner()
+    killed.kill()
+    killed.wait()
+    with monkeypatch.context() as other:
+        other.setattr(os, "getuid", lambda: 4711)
+        assert sweep(base) == [] and os.path.isdir(left)
+    assert sweep(base) == [Swept(left, 0)]
+
+
 def test_sweep_leaves_what_is_not_its_own(base):
     """A directory that is being made (no lock yet), a file, a link, other names, and what others have called so."""
     for name in ("headway-results", "headway-notes"):

@@ -112,6 +112,14 @@ def test_lasting_wait_is_reported_in_parts_that_add_up(waits, clock, told):
     assert [(event["why"], event["seconds"]) for event in told()] == [("tool", 10.0), ("tool", 10.0), ("ready", 3.0)]
 
 
+def test_a_wait_is_reported_though_something_else_comes_again_and_again(waits, clock, told):
+    """Groups that finish, but not the one that is waited for: nobody has the time for a look."""
+    for _ in range(50):
+        waits.begin(7, tool())
+        clock.now += 0.5
+    assert [event["seconds"] for event in told()] == [10.0, 10.0]
+
+
 def test_report_is_on_disk_at_once(waits, log, clock, tmp_path):
     waits.begin(7, tool())
     clock.now += 9.5
