@@ -72,6 +72,7 @@ class Evaluations:
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
         self._version = 0  # of the latest
+        self._has_result = True  # so has the latest
         self._rows_done = 0  # of the latest
         self._wait_seconds = 0.0
         self._counters = SamplingCounters()  # what it samples is none of training's
@@ -100,7 +101,7 @@ class Evaluations:
         schedule = self._config.schedule
         concurrency = evaluation_concurrency(schedule) if leaves_room else schedule.concurrency
         self._run.slots.lease(version)  # now, not in the task: the next update may pick its slot before that begins
-        self._version, self._rows_done = version, 0
+        self._version, self._rows_done, self._has_result = version, 0, False
         self._task = asyncio.get_running_loop().create_task(self._evaluate(version, batches, group_size, concurrency))
         self._task.add_done_callback(self._ended)
 
@@ -113,6 +114,11 @@ class Evaluations:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def owed_version(self) -> int | None:
+        """That of the latest evaluation, if it has no result: a resumed run makes it again, whatever cut it off."""
+        return None if self._has_result else self._version
 
     @property
     def rows_done(self) -> int:
@@ -187,6 +193,7 @@ class Evaluations:
         finally:
             self._run.events.log("evaluation", version=called, rows=rows, status=status, reward_mean=reward_mean)
         self._done.append(evaluation)
+        self._has_result = True
         self._tell_sink(evaluation)
 
     async def _roll_out(self, version: int, group_size: int, concurrency: int) -> list[Trajectory]:

@@ -2,12 +2,12 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoints.saved import find_checkpoints, run_checkpoint
+from pipeline.checkpoints.saved import SavedCheckpoint, find_checkpoints, run_checkpoint
 from pipeline.errors import ConfigError, JournalError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.journal.complete_log import complete_log
@@ -27,7 +27,8 @@ from pipeline.trajectory import Trajectory
 class Resumption:
     """state: with `training`, if the last batch has begun and did not get as far as its line in metrics.jsonl. log:
     what events.jsonl says. versions: after each batch, by metrics.jsonl. evaluations: that have ended. saved_version:
-    of the newest complete checkpoint. kept: what of each outstanding group need not be done again.
+    of the newest complete checkpoint. first_version: the oldest that replay can reach. kept: what of each outstanding
+    group need not be done again.
     """
 
     state: RunState
@@ -35,6 +36,7 @@ class Resumption:
     versions: Mapping[int, int] = field(default_factory=dict)
     evaluations: tuple[Evaluation, ...] = ()
     saved_version: int | None = None
+    first_version: int = 0
     kept: dict[int, KeptMembers] = field(default_factory=dict)
 
     @property
@@ -77,10 +79,8 @@ class Resumption:
         running = [one for kept in self.kept.values() for one in kept.running.values()]
         return {one.version for one in running if one.version is not None}
 
-    def keep(self, saved: Mapping[int, KeptMembers], first_version: int) -> None:
-        """Note what of each outstanding group need not be done again: of `saved`, only what the log tells, too.
-        first_version: the oldest that replay can reach.
-        """
+    def keep(self, saved: Mapping[int, KeptMembers]) -> None:
+        """Note what of each outstanding group need not be done again: of `saved`, only what the log tells, too."""
         for group, outstanding in self.state.outstanding.items():
             found, members = saved.get(group, KeptMembers()), self._logged(group)
 
@@ -94,7 +94,7 @@ class Resumption:
                 for m, one in found.running.items()
                 if same(m, "running", one.trajectory)
                 and one.version == members[m].pinned
-                and (one.version is None or one.version >= first_version)
+                and (one.version is None or one.version >= self.first_version)
             }
             again = {m: one.attempt + (_is_begun(one) and m not in ended | running) for m, one in members.items()}
             discarded = {m for m, one in members.items() if one.state == "discarded"}
@@ -111,7 +111,9 @@ class Resumption:
         """
         for batches in range(self.state.batches - 1, -1, -1):
             if evaluator.trajectories_per_row(batches, at_end=False):
-                return None if batches in self.measured else (batches, self.versions.get(batches, 0))
+                version = self.versions.get(batches, 0)
+                is_owed = batches not in self.measured and version >= self.first_version
+                return (batches, version) if is_owed else None
         return None
 
 
@@ -154,10 +156,16 @@ def read_resumption(run_dir: Path) -> Resumption:
         versions=versions,
         evaluations=tuple(Evaluation(**line) for line in evaluations),
         saved_version=saved[0].version if saved else None,
+        first_version=_first_version(run_dir, saved),
     )
-    whole_journal = path_of(run_dir / JOURNAL, FIRST_JOURNAL_FILE).exists()
-    resumption.keep(read_kept(run_dir), 0 if whole_journal or not saved else saved[-1].version)
+    resumption.keep(read_kept(run_dir))
     return resumption
+
+
+def _first_version(run_dir: Path, saved: Sequence[SavedCheckpoint]) -> int:
+    """The oldest that replay can reach. The journal may begin after a checkpoint that stays for its weights alone."""
+    starts = [(0, FIRST_JOURNAL_FILE), *((one.version, one.journal) for one in saved)]
+    return min((version for version, file in starts if path_of(run_dir / JOURNAL, file).exists()), default=0)
 
 
 def _is_begun(logged: LoggedMember) -> bool:

@@ -1,6 +1,7 @@
 """When a run saves itself, and what: the learner's weights and optimizer, and with them where the journal stands."""
 
 from pipeline.checkpoints.checkpoints import Checkpoints
+from pipeline.evaluation.evaluations import Evaluations
 from pipeline.journal.journal_files import Journal
 from pipeline.journal.recorder import Recorder
 from pipeline.processes.active_run import ActiveRun
@@ -8,7 +9,7 @@ from pipeline.training.rollout_saver import RolloutSaver
 
 
 class RunSaver:
-    """Of one run that is under way."""
+    """Of one run that is under way. evaluations: its, if it has any."""
 
     def __init__(
         self,
@@ -23,6 +24,7 @@ class RunSaver:
         self._recorder = recorder
         self._run = run
         self._rollouts = rollouts
+        self.evaluations: Evaluations | None = None
         self.saves: int | None = None  # the version that is being saved
 
     async def save(self, *, may_fail: bool = False) -> None:
@@ -42,5 +44,7 @@ class RunSaver:
             finally:
                 self.saves = None
         # What no recovery can need goes: replay must reach every version that somebody holds, or is owed.
-        needed = min([state.oldest_owed, *self._run.slots.leased])
-        self._journal.remove_before(await self._checkpoints.prune(needed))
+        needed = [state.oldest_owed, *self._run.slots.leased]
+        if self.evaluations is not None and self.evaluations.owed_version is not None:  # one cut off holds none
+            needed.append(self.evaluations.owed_version)
+        self._journal.remove_before(await self._checkpoints.prune(min(needed)))

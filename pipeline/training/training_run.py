@@ -152,7 +152,7 @@ class TrainingRun:
                 mix=self._rows if isinstance(self._rows, MixedRows) else None,
             )
             if self._evaluator is not None:
-                evaluations = self._make_evaluations(self._evaluator, run, rollouts)
+                evaluations = saver.evaluations = self._make_evaluations(self._evaluator, run, rollouts)
             if self._resumption is None:
                 await saver.save(may_fail=True)
             else:
@@ -160,6 +160,7 @@ class TrainingRun:
                 self._loop.intake.resume(self._resumption.kept)
                 if evaluations is not None and (unfinished := self._unfinished_evaluation()) is not None:
                     evaluations.launch_again(*unfinished)
+                    self._checkpoints.evaluating(unfinished[1])
                 if (begun := self._recorder.state.training) is not None:
                     if evaluations is not None:
                         await self._launch(evaluations, saver)

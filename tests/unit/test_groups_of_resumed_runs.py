@@ -75,7 +75,7 @@ def resumption():
         log.apply({"t": 0} | event)
     outstanding = {group: Outstanding(group, 0, {0}) for group in (0, 1)}
     resumption = Resumption(state=RunState(outstanding=outstanding), log=log)
-    resumption.keep({}, first_version=0)
+    resumption.keep({})
     return resumption
 
 
