@@ -19,7 +19,7 @@ from pipeline.user_code.load import MakeEnv
 from workers.message_codec import decode, encode
 from workers.messages import EnvironmentReplies, EnvironmentReply, Environments, Message
 
-CLOSE_SECONDS = 10.0
+CLOSE_SECONDS = 5.5  # as long as an environment process has for its end
 
 
 class EnvironmentThread:

@@ -3,13 +3,14 @@
 import pytest
 
 from pipeline.config import GroupCompletion
+from pipeline.errors import TrajectoryError
 from pipeline.journal.log_state import LogState
 from pipeline.journal.run_state import Outstanding, RunState
-from pipeline.rollouts.kept_members import KeptMembers
-from pipeline.rollouts.running_group import RunningGroup
+from pipeline.rollouts.kept_members import KeptMembers, RunningMember
+from pipeline.rollouts.running_group import GroupFailed, RunningGroup
 from pipeline.schedule import Admission
 from pipeline.training.resumption import Resumption
-from pipeline.trajectory import Trajectory
+from pipeline.trajectory import Span, Trajectory
 
 DEADLINE = {"mode": "deadline", "max_straggler_tokens": 4, "min_members": 1}
 
@@ -20,6 +21,9 @@ class Log:
 
     def discarded(self, trajectory, cause):
         self.told.append((trajectory.member, cause))
+
+    def retry(self, trajectory, attempt, cause):
+        self.told.append((trajectory.member, attempt, trajectory.generated_tokens))
 
 
 def resumed(on_stragglers, **kept):
@@ -53,6 +57,36 @@ def test_what_had_been_discarded_before_its_group_was_ready_is_left_out_of_it():
 def test_stragglers_that_are_carried_over_go_on():
     group, told, given = resumed("carry_over", handed_over={0})
     assert (told, given) == ([], []) and [group.wants(member) for member in range(3)] == [False, True, True]
+
+
+class Loop:
+    """Of a member that runs."""
+
+    def __init__(self, trajectory):
+        self.trajectory = trajectory
+        self.stopped_by = None
+
+    def stop(self, cause, *, discard):
+        self.stopped_by = cause
+
+
+def generated(member, tokens):
+    return Trajectory(7, member, 2, [Span("generated", [1] * tokens, 0, 0, [0.0] * tokens)])
+
+
+def test_the_tokens_of_the_earlier_run_stay_accounted_for_and_attempts_count_on():
+    log, given = Log(), []
+    group = RunningGroup(Admission(7, 2, 1), {}, 3, GroupCompletion(mode="wait"), log, given.append)
+    ended, running, fresh = generated(0, 4), generated(1, 3), generated(2, 0)
+    group.resume(KeptMembers(ended={0: ended}, running={1: RunningMember(running, 0, {})}, attempts={1: 2, 2: 0}))
+    group.add(1, Loop(running))
+    group.add(2, Loop(fresh))
+    group.starts_again(1, Loop(generated(1, 0)), "its process died")
+    assert log.told == [(1, 3, 3)], "the third time, and three tokens thrown away"
+    group.failed(2, TrajectoryError("It broke."))
+    assert given == [], "member 1 may be in a request"
+    group.finished(1)
+    assert given == [GroupFailed(7, "It broke.", 4)]
 
 
 @pytest.fixture
