@@ -1,0 +1,80 @@
+"""What of an earlier run's unfinished groups is kept: what its log tells, too, and nothing else."""
+
+import pytest
+
+from pipeline.journal.log_state import LogState
+from pipeline.journal.run_state import Outstanding, RunState
+from pipeline.rollouts.kept_members import KeptMembers, RunningMember
+from pipeline.training.resumption import Resumption
+from pipeline.trajectory import Span, Trajectory
+
+SAVED = Trajectory(0, 0, 0, [Span("prompt", [1]), Span("generated", [2, 3], 5, 5, [-0.5, -0.25])])
+STARTED = {"event": "started", "version": 5}
+SEGMENT = {"event": "segment", "version": 5, "kv_version": 5, "tokens": 2}
+ENDED = {"event": "trajectory"}
+RETRY = {"event": "retry", "attempt": 1}
+
+
+def kept_of(told, *, first_version=0, **saved):
+    """What a resumed run keeps of `saved` if the log tells this of the only member of the only group."""
+    log = LogState()
+    log.apply({"t": 0, "event": "run", "version": 0, "group_size": 1, "on_stragglers": "truncate"})
+    log.apply({"t": 0, "event": "admitted", "group": 0, "row": 0, "version": 4})
+    for event in told:
+        log.apply({"t": 0, "group": 0, "trajectory": "0.0"} | event)
+    state = RunState(outstanding={0: Outstanding(0, 4)})
+    resumption = Resumption(state=state, log=log, first_version=first_version)
+    resumption.keep({0: KeptMembers(**saved)})
+    again = [event["attempt"] for event in resumption.started_again()]
+    return resumption.kept[0], again
+
+
+@pytest.mark.parametrize(
+    ("told", "keeps"),
+    [
+        ([STARTED, SEGMENT], True),
+        ([STARTED, SEGMENT | {"tokens": 0}, SEGMENT], True),
+        ([STARTED, SEGMENT, RETRY, STARTED, SEGMENT], True),
+        ([STARTED], False),
+        ([STARTED, SEGMENT, SEGMENT], False),  # it went on after it was saved
+        ([STARTED, SEGMENT | {"tokens": 3}], False),
+        ([STARTED, SEGMENT | {"version": 6}], False),
+        ([STARTED, SEGMENT | {"kv_version": 4}], False),
+        ([STARTED | {"version": 6}, SEGMENT], False),  # it was pinned to another version then
+        ([STARTED | {"version": None}, SEGMENT], False),
+        ([STARTED, SEGMENT, ENDED], False),
+        ([STARTED, SEGMENT, RETRY], False),
+    ],
+)
+def test_one_under_way_goes_on_only_if_the_log_tells_the_same_of_it(told, keeps):
+    running = {0: RunningMember(SAVED, 5, {})}
+    kept, again = kept_of(told, running=running)
+    attempt = sum(event["event"] == "retry" for event in told)
+    is_begun = told[-1] != RETRY
+    assert kept.running == (running if keeps else {}) and not kept.ended
+    assert again == ([attempt + 1] if is_begun and not keeps else [])
+    assert kept.attempts == {0: attempt + (is_begun and not keeps)}
+
+
+@pytest.mark.parametrize(("version", "keeps"), [(5, True), (6, False)])
+def test_one_goes_on_only_under_a_version_that_can_be_had_again(version, keeps):
+    kept, again = kept_of([STARTED, SEGMENT], first_version=version, running={0: RunningMember(SAVED, 5, {})})
+    assert (0 in kept.running, again) == (keeps, [] if keeps else [1])
+    told = [STARTED | {"version": None}, SEGMENT]  # its next segment chooses its own
+    kept, again = kept_of(told, first_version=version, running={0: RunningMember(SAVED, None, {})})
+    assert (0 in kept.running, again) == (True, [])
+
+
+@pytest.mark.parametrize(
+    ("told", "keeps"),
+    [
+        ([STARTED, SEGMENT, ENDED], True),
+        ([STARTED, SEGMENT | {"tokens": 1}, ENDED], False),
+        ([STARTED, SEGMENT, ENDED, RETRY, STARTED, SEGMENT], False),
+    ],
+)
+def test_one_that_has_ended_is_kept_only_if_the_log_tells_the_same_of_it(told, keeps):
+    kept, again = kept_of(told, ended={0: SAVED})
+    attempt = sum(event["event"] == "retry" for event in told)
+    assert kept.ended == ({0: SAVED} if keeps else {}) and not kept.running
+    assert again == ([] if keeps else [attempt + 1])
