@@ -1,0 +1,120 @@
+"""What a run saves is where its journal stood, and what recovery may need stays, whoever needs it."""
+
+import asyncio
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline.checkpoints.checkpoints import Checkpoints
+from pipeline.checkpoints.saved import find_checkpoints
+from pipeline.config import Checkpointing
+from pipeline.events import EventLog
+from pipeline.journal.journal_files import Journal, read
+from pipeline.journal.recorder import Recorder
+from pipeline.journal.records import Admitted, BatchRecord, Ready
+from pipeline.journal.run_state import RunState
+from pipeline.schedule import Admission
+from pipeline.training.run_history import RunHistory
+from pipeline.training.run_saver import RunSaver
+from pipeline.trajectory import Group, Trajectory
+from tests.fake_learner import FakeRun
+
+
+class Rollouts:
+    async def save(self):
+        pass
+
+
+class Play:
+    """A run whose batches are of one group, admitted when the one before is trained."""
+
+    def __init__(self, run_dir, **options):
+        self.run_dir, self.groups = run_dir, 0
+        events = EventLog(run_dir / "events.jsonl", time.monotonic)
+        self.journal = Journal(run_dir)
+        self.recorder = Recorder(self.journal, events)
+        self.run = FakeRun()
+        self.run.slots = SimpleNamespace(leased=[])
+        checkpoints = Checkpoints(run_dir, {"config.json": b"{}"}, events, Checkpointing(weights_every=1, **options))
+        self.saver = RunSaver(checkpoints, self.journal, self.recorder, self.run, Rollouts())
+
+    def admit(self):
+        self.recorder.admitted(Admission(self.groups, self.groups, self.recorder.state.version), None)
+        self.groups += 1
+        return self.groups - 1
+
+    def train(self, group):
+        state, row = self.recorder.state, group
+        self.recorder.ready(Group(group, row, state.outstanding[group].version, [Trajectory(group, 0, row)]))
+        arguments = {"lr": 0.1, "gradient_scale": 1.0, "chunks": (), "updated": True, "members": None}
+        counts = dict.fromkeys(("tokens", "masked", "dropped", "age_min", "age_max"), 0)
+        self.recorder.batch(BatchRecord(state.batches + 1, state.version, (group,), **arguments, **counts))
+        state.finish_batch()
+
+    def save(self):
+        asyncio.run(self.saver.save())
+
+    def saved(self):
+        return [one.version for one in find_checkpoints(self.run_dir)[0]]
+
+    def can_reach(self, version):
+        """Whether replay comes from a base to `version`."""
+        history = RunHistory(self.run_dir)
+        base, _ = history.base(version)
+        return len(list(history.updates(base, version))) == version - base
+
+
+@pytest.mark.parametrize("needed_by", ["nobody", "a lease", "a group", "a ready group", "an evaluation"])
+def test_versions_that_somebody_needs_can_be_had_again(tmp_path, needed_by):
+    play = Play(tmp_path, keep=2)
+    play.save()
+    for version in range(5):
+        if version == 1:
+            if needed_by in ("a group", "a ready group"):
+                owed = play.admit()
+                if needed_by == "a ready group":
+                    play.recorder.ready(Group(owed, owed, 1, [Trajectory(owed, 0, owed)]))
+            play.run.slots.leased = [1] if needed_by == "a lease" else []
+            play.saver.evaluations = SimpleNamespace(owed_version=1 if needed_by == "an evaluation" else None)
+        play.train(play.admit())
+        play.save()
+    assert play.saved() == ([5, 4] if needed_by == "nobody" else [5, 4, 1])
+    if needed_by != "nobody":
+        assert all(play.can_reach(version) for version in range(1, 6))
+
+
+def test_state_and_journal_of_a_checkpoint_are_of_one_instant(tmp_path):
+    """What is decided while the learner writes comes after the state, in the file that the state names."""
+    play = Play(tmp_path)
+    play.save()
+
+    class Slow(FakeRun):
+        slots = SimpleNamespace(leased=[])
+
+        async def save_weights(self, version, path, optimizer_path):
+            play.admit()
+            await super().save_weights(version, path, optimizer_path)
+
+    play.train(play.admit())
+    play.saver._run = Slow()
+    play.save()
+    play.admit()
+    saved = find_checkpoints(tmp_path)[0][0]
+    state = RunState.from_plain(saved.state()["run"])
+    assert (state.version, state.admitted) == (1, 1)
+    assert [record.group for record in read(tmp_path, saved.journal) if isinstance(record, Admitted)] == [1, 2]
+    for record in read(tmp_path, saved.journal):
+        assert not isinstance(record, Ready)
+        state.apply(record)
+    assert state == play.recorder.state
+
+
+def test_a_version_that_is_saved_is_not_saved_again(tmp_path):
+    play = Play(tmp_path)
+    play.save()
+    play.admit()
+    files = sorted(path.name for path in (tmp_path / "journal").iterdir())
+    play.save()
+    assert sorted(path.name for path in (tmp_path / "journal").iterdir()) == files
+    assert len(list(read(tmp_path, find_checkpoints(tmp_path)[0][0].journal))) == 1
