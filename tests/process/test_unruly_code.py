@@ -2,10 +2,9 @@
 
 import asyncio
 import contextlib
-import os
 
 import pytest
-from running import audit, events_of, make_trainer, metrics_of, steps_taken, worker_processes
+from running import audit, events_of, make_trainer, metrics_of, steps_taken
 
 import pipeline as rl
 from pipeline.tasks import guess
@@ -14,10 +13,9 @@ SECONDS = 120.0  # bound on every run
 
 
 @pytest.fixture(scope="module")
-def model():
-    with rl.Supervisor(device="cpu") as supervisor:
+def model(kept):
+    with kept.supervisor(device="cpu") as supervisor:
         yield supervisor
-    assert worker_processes(os.getpid()) == []
 
 
 @pytest.fixture(autouse=True)
