@@ -104,7 +104,7 @@ def test_a_thread_that_hangs_ends_the_run_unless_the_others_there_go_on(monkeypa
     run = Run(monkeypatch, in_thread=True)
     run.look(Verdict((run.enter(),), "did not end when it was cancelled", loop_runs=loop_runs))
     said = "".join(map(str, run.failures))
-    assert loop_runs or said.startswith("An environment hangs: on_turn of trajectory 3.1 took longer than environment_t")
+    assert loop_runs or said.startswith("An environment hangs: on_turn of trajectory 3.1 took longer than env")
     assert len(run.failures) == (not loop_runs) and run.kills == 0
 
 
