@@ -64,7 +64,7 @@ class StruckRun:
             if due <= clock() < until:
                 self._strike(strike)
                 strike = next(strikes, None)
-                due = clock() + strike.after if strike is not None else math.inf
+                due = due + strike.after if strike is not None else math.inf
                 deadline = time.monotonic() + patience
             self.memory.look(self._mark, time.monotonic())
             time.sleep(TICK_SECONDS)

@@ -1,9 +1,12 @@
 """Kill a run at random instants of an epoch, and resume it: each row is trained exactly once, and nothing is lost."""
 
+import math
 import random
 import sys
 import tempfile
 import uuid
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,22 +14,35 @@ import pytest
 from bench.soak.__main__ import audit_findings
 from bench.soak.errands import write_rows
 from bench.soak.replay import Replay
-from bench.soak.run_options import run_options
+from bench.soak.run_options import GROUPS_PER_STEP, run_options
 from bench.soak.strikes import Strike
 from bench.soak.struck_run import StruckRun
 from tests.small_models import write_small_model
 
 NUM_ROWS = 40
-LINES_PER_ROW = 30  # of events.jsonl, at least: four members of three turns, a segment and a tool call each
+LAST_INSTANT = 4  # rows before the end of the epoch: one batch is left then, which no kill comes too late for
+READY, BATCH = b'"event": "ready"', b'"event": "batch"'
+LINES_PER_ROW = 100  # of the log, at most, from one such event to the next
 PATIENCE_SECONDS = 100.0  # bound on the wait for the end after the last kill
 
 
-def kills(count, seed, lines):
-    """Strikes that are `lines` lines of the log apart, more or less; every second one hits the supervisor."""
+def kills(count, seed, num_rows):
+    """Strikes at random instants of an epoch, by `rows_done`; every second one hits the supervisor."""
     draws = random.Random(seed)
-    for number in range(2 * count):
-        kind = "kill_supervisor" if number % 2 else "kill"
-        yield Strike(kind, draws.uniform(0.1, 1.9) * lines / 2, 0.0, draws.random())
+    instants = sorted(draws.uniform(0.0, num_rows - LAST_INSTANT) for _ in range(2 * count))
+    for number, (before, instant) in enumerate(pairwise([0.0, *instants])):
+        yield Strike("kill_supervisor" if number % 2 else "kill", instant - before, 0.0, draws.random())
+
+
+def rows_done(log):
+    """How far an epoch is, in rows: those that are sampled and those that are trained count half, and what the log has
+    told since for a part of one.
+    """
+    if not log.exists():
+        return 0.0
+    text = log.read_bytes()
+    since = text.count(b"\n", max(0, text.rfind(READY), text.rfind(BATCH)))
+    return (text.count(READY) + GROUPS_PER_STEP * text.count(BATCH) + min(0.99, since / LINES_PER_ROW)) / 2
 
 
 def check_epoch(directory, way, recovery, num_rows, num_resumes, seed, processes):
@@ -37,15 +53,11 @@ def check_epoch(directory, way, recovery, num_rows, num_resumes, seed, processes
     arguments = {"ledger": str(ledger), "hang": 0.0, "recovery": recovery}
     options = run_options(way, model, data, num_rows, arguments, processes)
     log = run_dir / "events.jsonl"
-
-    def lines():
-        return float(log.read_bytes().count(b"\n")) if log.exists() else 0.0
-
     with tempfile.TemporaryDirectory(dir="/tmp") as temporary:
         run = StruckRun(run_dir, uuid.uuid4().hex, Path(temporary), options)
         try:
-            struck = kills(num_resumes, seed, 0.6 * LINES_PER_ROW * num_rows / num_resumes)
-            completed = run.run(struck, float("inf"), PATIENCE_SECONDS, clock=lines)
+            struck = kills(num_resumes, seed, num_rows)
+            completed = run.run(struck, math.inf, PATIENCE_SECONDS, clock=partial(rows_done, log))
         finally:
             run.end()
         assert not run.violations and completed, (run.violations, run.exits, run.struck)
