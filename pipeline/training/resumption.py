@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoints.saved import SavedCheckpoint, find_checkpoints, run_checkpoint
-from pipeline.errors import ConfigError, JournalError
+from pipeline.config_checks import warn
+from pipeline.errors import ConfigError, JournalError, RunError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.journal.complete_log import complete_log
 from pipeline.journal.journal_files import path_of, read
@@ -135,7 +136,7 @@ def read_resumption(run_dir: Path) -> Resumption:
     """
     for name in (METRICS, EVALUATIONS, SAMPLES):
         cut_torn_tail(run_dir / name)
-    versions = {line["step"]: line["model_step"] for _, line in read_lines(run_dir / METRICS)}
+    versions = _versions(run_dir / METRICS)
     num_steps = max(versions, default=0)
     log = complete_log(run_dir, num_steps)
     saved, _ = find_checkpoints(run_dir)  # `find_run` has warned of others
@@ -149,17 +150,51 @@ def read_resumption(run_dir: Path) -> Resumption:
             f"{run_dir / METRICS} tells of {num_steps} batches, but the journal of {state.batches}: files of it "
             "were lost; put them back."
         )
-    evaluations = [line | {"row_rewards": tuple(line["row_rewards"])} for _, line in read_lines(run_dir / EVALUATIONS)]
+    trained = range(1, state.batches + 1)
+    if lost := [step for step in trained if step not in versions]:
+        warn(
+            f"{run_dir / METRICS} lacks the lines of {len(lost)} batches, from {lost[0]} to {lost[-1]}: they were "
+            "trained, and what was measured of them is lost."
+        )
     resumption = Resumption(
         state=state,
         log=log,
         versions=versions,
-        evaluations=tuple(Evaluation(**line) for line in evaluations),
+        evaluations=_evaluations(run_dir / EVALUATIONS),
         saved_version=saved[0].version if saved else None,
         first_version=_first_version(run_dir, saved),
     )
     resumption.keep(read_kept(run_dir))
     return resumption
+
+
+def _versions(path: Path) -> dict[int, int]:
+    """The version after each batch, by metrics.jsonl."""
+    versions, last = {}, 0
+    for begins, line in read_lines(path):
+        step, version = line.get("step"), line.get("model_step")
+        if type(step) is not int or type(version) is not int or step <= last:
+            raise RunError(
+                f"{path} has a line at byte {begins} that can't follow batch {last}: {line!r:.80}. Put back a good "
+                "copy of the file."
+            )
+        versions[step] = version
+        last = step
+    return versions
+
+
+def _evaluations(path: Path) -> tuple[Evaluation, ...]:
+    """Those that eval.jsonl tells of."""
+    found = []
+    for begins, line in read_lines(path):
+        try:
+            found.append(Evaluation(**line | {"row_rewards": tuple(line["row_rewards"])}))
+        except (LookupError, TypeError) as error:
+            raise RunError(
+                f"{path} has a line at byte {begins} that tells of no evaluation ({error}): {line!r:.80}. Put back a "
+                "good copy of the file."
+            ) from error
+    return tuple(found)
 
 
 def _first_version(run_dir: Path, saved: Sequence[SavedCheckpoint]) -> int:

@@ -335,11 +335,13 @@ class TrainingRun:
     # --- what it leaves in the logs ------------------------------------------------------------------------------
 
     def _write(self, step: Step) -> None:
-        """A line of metrics.jsonl, at once: a full disk is known before the `end` event tells how the run ended."""
+        """A line of metrics.jsonl, on the disk at once: the journal's next record takes this batch for done, and a full
+        disk is known before the `end` event tells how the run ended.
+        """
         self._events.flush()
         line = {"step": step.n, "model_step": step.model_step, "time": self._events.seconds()} | step.metrics
         self._metrics.write(line)
-        self._metrics.flush()
+        self._metrics.sync()
 
     def _log_start(self) -> None:
         config, rules = self._config, self._scheduler.rules

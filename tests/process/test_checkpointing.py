@@ -14,6 +14,9 @@ from pipeline import run_lock
 from pipeline.checkpoints import checkpoints
 from pipeline.checkpoints.saved import complete_checkpoints
 from pipeline.config_checks import ConfigWarning
+from pipeline.journal.journal_files import Journal
+from pipeline.journal.records import BatchRecord
+from pipeline.json_lines import JsonLines
 from pipeline.run_lock import owner
 from pipeline.tasks import guess
 from shm.block import Block
@@ -111,6 +114,19 @@ def test_a_run_goes_on_only_as_it_began(model, tmp_path):
         with pytest.raises(rl.ConfigError, match=named):
             resumed(make_trainer(model, tmp_path / "unused", **options), run_dir, 2, rows)
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
+
+
+def test_what_a_batch_measured_is_on_the_disk_before_the_next_one_counts(model, tmp_path, monkeypatch):
+    """Else a power failure would keep the batches, and lose their lines."""
+    done = []
+    sync, append = JsonLines.sync, Journal.append
+    monkeypatch.setattr(JsonLines, "sync", lambda lines: (sync(lines), done.append(lines._path.name)))
+    monkeypatch.setattr(Journal, "append", lambda journal, record: (append(journal, record), done.append(record)))
+    rl.run(make_trainer(model, tmp_path / "run", groups_per_step=1), ROWS, steps=3)
+    of_batches = [one for one in done if one == "metrics.jsonl" or isinstance(one, BatchRecord)]
+    assert [one if isinstance(one, str) else one.step for one in of_batches] == [
+        *(1, "metrics.jsonl", 2, "metrics.jsonl", 3, "metrics.jsonl"),
+    ]
 
 
 def test_a_disk_without_room_ends_no_run_before_its_end(model, tmp_path, monkeypatch):
