@@ -2,12 +2,17 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from pipeline.run_warnings import RunWarning
+from pipeline.stalls import run_report
+from pipeline.stalls.run_report import moves_of
 from pipeline.stalls.stall_watch import Stall, StallWatch
 from pipeline.stalls.tasks import task_lines
+from shm.ledger import Activity, Ledger, LedgerShape
+from workers.process_stat import ProcessStat
 
 
 def seen(stall, moves, seconds=1.0):
@@ -125,3 +130,35 @@ def test_equal_tasks_are_told_together_down_to_where_they_wait():
     first = asyncio.run(run())[0]
     assert first.startswith("3 × ") and "outer (unit/test_stall_watch.py:" in first
     assert first.index("outer") < first.index("inner") < first.index("Event.wait (asyncio/locks.py:")
+
+
+def test_what_moves_is_work_and_no_sign_of_life_alone(monkeypatch):
+    shape = LedgerShape(num_slots=0, num_reservations=0, num_workers=2)
+    ledger = Ledger(memoryview(bytearray(shape.num_bytes)), shape)
+    ledger.format(run_id=1)
+    learner, sampler = (ledger.worker(index) for index in range(2))
+    ticks, handle = [5], SimpleNamespace(role="learner", index=0, pid=7, is_starting=False)
+    run = SimpleNamespace(
+        time_rows={"learner": learner, "sampler-0": sampler},
+        workers=SimpleNamespace(learner=handle, all=[handle]),
+        events=SimpleNamespace(num_moves=0),
+    )
+    monkeypatch.setattr(run_report, "read_stat", lambda pid: ProcessStat("R", ticks[0]))
+
+    def moves(act):
+        before = moves_of(run)
+        act()
+        return moves_of(run) != before
+
+    for row in (learner, sampler):
+        row.introduce(7, 0)
+        row.beat(Activity.WAITING, 3)
+    assert not moves(lambda: learner.beat(Activity.WAITING))
+    assert not moves(lambda: sampler.beat(Activity.BUSY)), "it may beat over a request that it never gets on with"
+    assert moves(lambda: sampler.beat(Activity.BUSY, 4))
+    learner.beat(Activity.BUSY)
+    assert moves(lambda: learner.beat(Activity.BUSY)), "a batch that takes longer than stall_timeout is no stall"
+    assert moves(lambda: setattr(run.events, "num_moves", 1))
+    assert not moves(lambda: ticks.append(ticks.pop() + 1))
+    handle.is_starting = True
+    assert moves(lambda: ticks.append(ticks.pop() + 1)), "a large model is being loaded"
