@@ -66,6 +66,7 @@ def copies(monkeypatch, run_dir, wanted):
         watch(Journal, "sync", lambda: "sync")
         watch(EventLog, "log", lambda event: event)
         watch(JsonLines, "flush", lambda: "flush")
+        watch(JsonLines, "write", lambda line: "metrics" if "model_step" in line else "another line")
         yield made
 
 
@@ -95,11 +96,12 @@ INSTANTS = [
     ("after segment", 100),
     ("after BatchRecord", 4),
     ("before optim", 6),
-    ("after published", 8),
+    ("before metrics", 5),  # the log tells all of the step
     ("after published", 10),
 ]
 MORE_INSTANTS = [
     ("before checkpoint", 2),
+    ("after published", 8),
     ("after optim", 7),
     ("before batch", 5),
     ("after admitted", 30),

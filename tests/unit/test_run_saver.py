@@ -15,6 +15,7 @@ from pipeline.journal.recorder import Recorder
 from pipeline.journal.records import Admitted, BatchRecord, Ready
 from pipeline.journal.run_state import RunState
 from pipeline.schedule import Admission
+from pipeline.training.resumption import read_resumption
 from pipeline.training.run_history import RunHistory
 from pipeline.training.run_saver import RunSaver
 from pipeline.trajectory import Group, Trajectory
@@ -118,3 +119,17 @@ def test_a_version_that_is_saved_is_not_saved_again(tmp_path):
     play.save()
     assert sorted(path.name for path in (tmp_path / "journal").iterdir()) == files
     assert len(list(read(tmp_path, find_checkpoints(tmp_path)[0][0].journal))) == 1
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_a_step_is_complete_when_its_metrics_are_there(tmp_path, is_complete):
+    play = Play(tmp_path)
+    run = {"mode": "async", "version": 0, "group_size": 1, "on_stragglers": "truncate", "stale_policy": "wait"}
+    run |= dict.fromkeys(("admit_ahead", "concurrency", "groups_per_step", "max_staleness", "oversample_factor"), 1)
+    play.recorder._events.log("run", steps=9, **run)
+    play.save()
+    play.train(play.admit())
+    play.recorder._events.flush()
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "model_step": 1}\n' if is_complete else "")
+    state = read_resumption(tmp_path).state
+    assert (state.training is None, state.batches, state.version) == (is_complete, int(is_complete), int(is_complete))
