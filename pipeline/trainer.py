@@ -177,6 +177,7 @@ class AsyncTrainer:
                     lock=lock,
                     resumption=resumption,
                     run_dir=directory,
+                    recipe=description,
                     log_dir=str(directory / LOGS),
                     evaluator=self._evaluator,
                     validate_batch=self._validate_batch,

@@ -6,6 +6,7 @@ import uuid
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.kept_processes import KEPT
 from tests.shared_files import shared_memory_files
@@ -13,6 +14,10 @@ from workers.devices import count_gpus, torch_has_cuda
 
 # Test processes share the cores: more threads each would wait for one another. Workers set their own number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A busy machine draws examples slowly; that decides nothing. pytest-timeout bounds each test.
+settings.register_profile("headway", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("headway")
 
 MARK = "HEADWAY_TEST"  # environment variable that every process started in a test inherits
 PATIENCE_SECONDS = 5.0  # within which processes must be gone after their supervisor

@@ -1,5 +1,9 @@
 """When a run saves itself, and what: the learner's weights and optimizer, and with them where the journal stands."""
 
+import json
+from collections.abc import Mapping
+from typing import Any
+
 from pipeline.checkpoints.checkpoints import Checkpoints
 from pipeline.evaluation.evaluations import Evaluations
 from pipeline.journal.journal_files import Journal
@@ -9,7 +13,9 @@ from pipeline.training.rollout_saver import RolloutSaver
 
 
 class RunSaver:
-    """Of one run that is under way. evaluations: its, if it has any."""
+    """Of one run that is under way. recipe: what its config.json says, plain values; a checkpoint tells, too, so that
+    nobody changes it between two runs unseen. evaluations: the run's, if it has any.
+    """
 
     def __init__(
         self,
@@ -18,12 +24,14 @@ class RunSaver:
         recorder: Recorder,
         run: ActiveRun,
         rollouts: RolloutSaver,
+        recipe: Mapping[str, Any],
     ) -> None:
         self._checkpoints = checkpoints
         self._journal = journal
         self._recorder = recorder
         self._run = run
         self._rollouts = rollouts
+        self._recipe = json.dumps(recipe)
         self.evaluations: Evaluations | None = None
         self.saves: int | None = None  # the version that is being saved
 
@@ -36,7 +44,7 @@ class RunSaver:
         state = self._recorder.state
         version = state.version
         if not self._checkpoints.has(version):
-            kept = {"run": state.to_plain(), "journal": self._recorder.next_file()}
+            kept = {"run": state.to_plain(), "journal": self._recorder.next_file(), "recipe": self._recipe}
             self.saves = version
             try:
                 await self._checkpoints.save(self._run, version, kept, may_fail=may_fail)

@@ -3,7 +3,7 @@ between them, and all of it closed however it ends.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,7 @@ class TrainingRun:
         lock: RunLock,
         resumption: Resumption | None,
         run_dir: Path,
+        recipe: Mapping[str, Any],
         log_dir: str,
         evaluator: Evaluator | None,
         validate_batch: ValidateBatch | None,
@@ -86,6 +87,7 @@ class TrainingRun:
         self._scheduler = make_scheduler(rules, state)
         self._recorder = Recorder(journal, events, state)
         self._run_dir = run_dir
+        self._recipe = recipe
         self._history = RunHistory(run_dir)
         self._rows = rows
         self._events = events
@@ -138,7 +140,7 @@ class TrainingRun:
             counters = SamplingCounters()
             rollouts = self._make_rollouts(run, counters)
             kept = RolloutSaver(self._run_dir, rollouts, self._config.checkpointing.rollout_every)
-            saver = self._saver = RunSaver(self._checkpoints, self._journal, self._recorder, run, kept)
+            saver = self._saver = RunSaver(self._checkpoints, self._journal, self._recorder, run, kept, self._recipe)
             keeping = asyncio.create_task(kept.keep_saving(run.fail))
             self._loop = TrainingLoop(
                 self._config,

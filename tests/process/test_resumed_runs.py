@@ -293,3 +293,13 @@ def test_another_recipe_or_other_rows_are_refused_by_name(model, tmp_path_factor
 def _lines(path):
     with open(path, encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
+
+
+def test_a_recipe_that_was_edited_in_config_json_is_refused_by_name(model, tmp_path):
+    """Whoever builds the trainer from that file, as the command line does, would not see it otherwise."""
+    run_dir = tmp_path / "run"
+    rl.run(make_trainer(model, run_dir, **OPTIONS), ROWS, steps=1)
+    config = run_dir / "config.json"
+    config.write_text(config.read_text().replace('"lr": 0.001', '"lr": 0.009'))
+    with pytest.raises(ConfigError, match=r"lr was 0\.001 when the run began, and is 0\.009 now"):
+        resume(model, run_dir, optimizer=rl.Adam(lr=9e-3))

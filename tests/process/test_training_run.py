@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -258,9 +259,17 @@ def test_wait_for_a_slow_trajectory_is_told_with_its_cause(model, tmp_path):
     rows = [dict(row, waits_for=["release"] if index == 0 else []) for index, row in enumerate(ROWS[:64])]
     trainer = make_trainer(model, run_dir, env="process_envs:HeldGuess", arguments={"directory": str(tmp_path)})
 
+    def let_go():
+        """Once the bound holds the trainer back, however long the machine takes to fill a batch, and a second more."""
+        deadline = time.monotonic() + 60.0
+        while "must train by version" not in trainer.waits_for and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(1.0)
+        release.touch()
+
     def note(step):
         if step.n == 2:  # two versions on, group 0 must be in the next batch
-            threading.Timer(1.0, release.touch).start()
+            threading.Thread(target=let_go).start()
 
     steps = rl.run(trainer, rows, steps=5, on_step=note)
     waits = [event for event in events_of(run_dir, "wait") if event["why"] == "tool"]

@@ -38,7 +38,7 @@ class Play:
         self.run = FakeRun()
         self.run.slots = SimpleNamespace(leased=[])
         checkpoints = Checkpoints(run_dir, {"config.json": b"{}"}, events, Checkpointing(weights_every=1, **options))
-        self.saver = RunSaver(checkpoints, self.journal, self.recorder, self.run, Rollouts())
+        self.saver = RunSaver(checkpoints, self.journal, self.recorder, self.run, Rollouts(), recipe={})
 
     def admit(self):
         self.recorder.admitted(Admission(self.groups, self.groups, self.recorder.state.version), None)
