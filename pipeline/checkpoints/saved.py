@@ -14,6 +14,7 @@ from pipeline.beside_weights import CONFIG
 from pipeline.checkpoints.marker import Incomplete, Marker, check_complete, read_state
 from pipeline.config_checks import warn
 from pipeline.errors import ConfigError
+from pipeline.journal.journal_files import is_blank
 from pipeline.run_files import CHECKPOINTS, EVENTS, is_run_directory
 from workers.errors import CheckpointError
 from workers.model_files.tensor_files import other_weights
@@ -82,6 +83,12 @@ def checkpoint_version(path: Path | str) -> int:
     """By its name; 0 of a model directory that is no run's."""
     match = _NAME.fullmatch(Path(path).name)
     return int(match[1]) if match else 0
+
+
+def ended_in_start_up(run_dir: Path | str) -> bool:
+    """Whether a run ended before its first checkpoint, and decided nothing: it can go on from its own first weights."""
+    found, broken = find_checkpoints(run_dir)
+    return not found and not broken and is_blank(run_dir)
 
 
 def run_checkpoint(run_dir: Path | str) -> Path:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from pipeline.checkpoints.saved import ended_in_start_up
 from pipeline.evaluation.evaluator import Evaluation
 from pipeline.run_files import CHECKPOINTS, CONFIG, EVALUATIONS, EVENTS, JOURNAL, LOGS, METRICS, SAMPLES
 
@@ -122,6 +123,8 @@ class Progress:
         if self._live is not None:
             self._live.stop()
             self._live = None
+        if status == "failed" and run_dir is None:
+            return  # refused before anything began: the error says it all
         seconds = self._clock() - self._began
         done = len(self._rewards)
         since = f", {done} of them since the resume," if self._steps_before else ""
@@ -147,7 +150,8 @@ class Progress:
             self._print(f"concurrency: {running:.1f} trajectories on average, of {self._concurrency} asked for")
         if checkpoint is not None:
             self._print(f"checkpoint: {checkpoint}")
-        if status != "completed" and checkpoint is not None:
+        goes_on = checkpoint is not None or (run_dir is not None and ended_in_start_up(run_dir))
+        if status != "completed" and goes_on:
             self._print(f"to go on: python run.py --resume {shlex.quote(str(run_dir))}")
         if run_dir is not None and Path(run_dir).is_dir():
             self._print(f"files: {run_dir}")

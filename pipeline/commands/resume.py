@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoints.saved import find_checkpoints
+from pipeline.checkpoints.saved import ended_in_start_up, find_checkpoints
 from pipeline.commands.arguments import Given, read_arguments
 from pipeline.commands.option_values import as_written, convert
 from pipeline.commands.options import LATER, OPTIONS
@@ -73,7 +73,7 @@ def parse_resume(arguments: Sequence[str]) -> Resume:
         )
     config, started_in = read_run_config(path)
     found, broken = find_checkpoints(path)  # of the broken the run itself warns
-    if not found:
+    if not found and not ended_in_start_up(path):
         lacking = "".join(f" (of version {version} {why})" for version, why in broken.items())
         raise ConfigError(
             f"{run_dir} holds no checkpoint to go on from{lacking}: a run saves its first one when its processes have "
@@ -91,7 +91,7 @@ def parse_resume(arguments: Sequence[str]) -> Resume:
         is_complete=nothing_left(
             steps=config.steps,
             batches=done,
-            is_saved=found[0].version == step.get("model_step", 0),
+            is_saved=bool(found) and found[0].version == step.get("model_step", 0),
             is_measured=status == "completed" or config.eval_every is None,  # a stop may have cut the last one short
             status=status,
         ),

@@ -148,6 +148,14 @@ def read(run_dir: str | os.PathLike[str], from_ordinal: int) -> Iterator[Record]
                 raise JournalError(f"{path}, the record that ends at byte {reader.end}: {error}") from error
 
 
+def is_blank(run_dir: str | os.PathLike[str]) -> bool:
+    """Whether the journal has begun, and nothing was decided since the run did."""
+    directory = Path(run_dir) / JOURNAL
+    paths = [path_of(directory, ordinal) for ordinal in _ordinals(directory)]
+    first = path_of(directory, FIRST_JOURNAL_FILE)
+    return first in paths and all(path.stat().st_size <= HEADER_BYTES for path in paths)
+
+
 def cut_torn_end(directory: Path) -> int:
     """Cut off what a death left torn at the end of the last file. Returns how many events stand for all records. A file
     whose header never reached the disk goes as a whole. Raises JournalError for other damage.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoints.saved import SavedCheckpoint, find_checkpoints, run_checkpoint
+from pipeline.checkpoints.saved import SavedCheckpoint, ended_in_start_up, find_checkpoints, run_checkpoint
 from pipeline.config_checks import warn
 from pipeline.errors import ConfigError, JournalError, RunError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
@@ -18,7 +18,7 @@ from pipeline.journal.run_state import RunState
 from pipeline.json_lines import cut_torn_tail, read_lines
 from pipeline.resume_check import nothing_left, refuse_changed
 from pipeline.rollouts.kept_members import KeptMembers, read_kept
-from pipeline.run_files import CONFIG, EVALUATIONS, FIRST_JOURNAL_FILE, JOURNAL, METRICS, SAMPLES
+from pipeline.run_files import CONFIG, EVALUATIONS, FIRST_JOURNAL_FILE, JOURNAL, METRICS, SAMPLES, is_run_directory
 from pipeline.schedule import Scheduler, ScheduleRules
 from pipeline.training.run_history import start_of
 from pipeline.trajectory import Trajectory
@@ -120,7 +120,8 @@ class Resumption:
 
 def find_run(path: str | os.PathLike[str], description: Mapping[str, Any]) -> Path:
     """The directory of a run that can go on as one of `description`. Raises ConfigError."""
-    run_checkpoint(path)
+    if not (is_run_directory(path) and ended_in_start_up(path)):
+        run_checkpoint(path)
     config = Path(path, CONFIG)
     try:
         stored = json.loads(config.read_bytes())

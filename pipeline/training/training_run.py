@@ -155,9 +155,9 @@ class TrainingRun:
             )
             if self._evaluator is not None:
                 evaluations = saver.evaluations = self._make_evaluations(self._evaluator, run, rollouts)
-            if self._resumption is None:
+            if self._resumption is None or self._resumption.saved_version is None:
                 await saver.save(may_fail=True)
-            else:
+            if self._resumption is not None:
                 counters.retries += self._log_started_again(self._resumption)
                 self._loop.intake.resume(self._resumption.kept)
                 if evaluations is not None and (unfinished := self._unfinished_evaluation()) is not None:

@@ -64,6 +64,17 @@ def test_a_completed_run_trains_on_when_more_steps_are_asked_for(run):
                               "ask for more by --steps.\n")  # fmt: skip
 
 
+def test_a_run_that_ended_before_its_first_checkpoint_goes_on(run):
+    code, out, err = train(run, "--steps", "2", "--max-minutes", "0.001")
+    assert (code, err) == (143, "") and run.events("checkpoint") == []
+    assert f"to go on: python run.py --resume {run.run_dir}" in out.splitlines()
+    assert resume(run)[0] == 143  # as short of time
+    code, _, err = resume(run, "--max-minutes", "none")
+    assert (code, err) == (0, ""), err
+    check_whole(run, steps=2, resumed=2)
+    assert run.events("checkpoint")[0]["version"] == 0
+
+
 def test_the_runs_own_modules_are_found_from_any_directory(run, tmp_path):
     (tmp_path / "my_resumed_losses.py").write_text("def simple(p, q, a, mask, ages):\n    return -a * p\n")
     options = ("--loss", "custom", "--loss-function", "my_resumed_losses:simple")

@@ -176,6 +176,12 @@ def test_a_resumed_run_counts_its_steps_from_where_it_was():
     assert lines[3] == "completed after 6 of 6 steps, 2 of them since the resume, in 11.0 s"
 
 
+def test_a_run_that_was_refused_before_it_began_shows_nothing_of_itself():
+    progress, output, _ = make(steps_before=2)
+    progress.close("failed", None)
+    assert output.getvalue() == ""
+
+
 def test_a_run_that_did_not_complete_tells_how_to_go_on(tmp_path):
     run_dir, command = tmp_path / "a run", f"to go on: python run.py --resume '{tmp_path}/a run'"
     for status, checkpoint, told in (

@@ -12,6 +12,7 @@ from pipeline.commands.cli import main
 from pipeline.commands.make_run_config import parse
 from pipeline.commands.resume import parse_resume
 from pipeline.errors import ConfigError
+from pipeline.journal.frames import header
 from pipeline.run_directory import make_run_dir, record_changes
 from pipeline.run_lock import RunLock
 from tests.complete_checkpoints import complete
@@ -100,6 +101,19 @@ def test_without_any_checkpoint_there_is_nothing_to_go_on_from(here):
     shutil.rmtree(here / "run" / "checkpoints" / "version-0")
     assert "run holds no checkpoint to go on from" in refusal("--resume", "run")
     (here / "run" / "checkpoints").rmdir()
+    assert "run holds no checkpoint to go on from" in refusal("--resume", "run")
+
+
+def test_what_ended_in_start_up_has_lost_nothing_and_goes_on(here):
+    config = make_run(here / "run", done=0)
+    shutil.rmtree(here / "run" / "checkpoints")
+    (here / "run" / "journal").mkdir()
+    for ordinal in range(2):  # it was resumed once, and ended as early
+        (here / "run" / "journal" / f"{ordinal:08d}.log").write_bytes(header(ordinal, 0))
+    found = parse_resume(["--resume", "run"])
+    assert (found.config, found.done, found.nothing_to_do) == (config, 0, None)
+    with open(here / "run" / "journal" / "00000001.log", "ab") as file:
+        file.write(b"what it decided then")
     assert "run holds no checkpoint to go on from" in refusal("--resume", "run")
 
 
