@@ -35,6 +35,13 @@ def refuse_changed(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
                 f"The training rows are not those that the run began with ({name} was {shown(before)} and is "
                 f"{shown(after)}); continue it with the same rows in the same order, or begin another run."
             )
+        if name.startswith("workload.") and name.endswith(("_rows", "_digest")):
+            which, _, what = name.rpartition(".")[2].rpartition("_")
+            raise ConfigError(
+                f"The {'held-out' if which == 'holdout' else 'training'} rows of {name[9:].rpartition('.')[0]} are not "
+                f"those that the run began with ({'number' if what == 'rows' else what} was {shown(before)} and is "
+                f"{shown(after)}); put the data back as it was, or begin another run from this one's weights."
+            )
         raise ConfigError(
             f"{name} was {_text(before)} when the run began, and is {_text(after)} now; a run goes on with its own "
             "recipe (only steps and max_minutes may change): put it back, or begin another run from its weights."

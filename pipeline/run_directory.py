@@ -26,7 +26,9 @@ def check_run_dir(run_dir: str, where: str = "run_dir") -> None:
     found = [name for name in RUN_FILES if os.path.lexists(path / name)]
     if found:
         what = "a run already, or a model" if found == [CONFIG] else "a run already"
-        raise ConfigError(f"{where} is {run_dir}, which holds {what} ({found[0]}); name another directory.")
+        raise ConfigError(
+            f"{where} is {run_dir}, which holds {what} ({found[0]}); resume that run, or name another directory."
+        )
     existing = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
     if not existing.is_dir():
         raise ConfigError(f"{where} is {run_dir}, but {existing} is not a directory; name another one.")

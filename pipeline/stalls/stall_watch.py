@@ -102,7 +102,7 @@ class StallWatch:
             path.write_text(json.dumps(state, indent=1, default=str) + "\n", encoding="utf-8")
         except OSError as error:
             where = f"{path} can't be written: {error.strerror}"
-        whom = f"it waits for {waits_for}" if waits_for else "the trainer waits for nobody"
+        whom = f"it waits: {waits_for}" if waits_for else "the trainer waits for nobody"
         sentence = f"Nothing has moved in this run for {seconds:.0f} s: {whom}; {where}"
         if self._stops:
             self._fail(RunError(f'{sentence}. It ends, as on_stall is "stop".'))

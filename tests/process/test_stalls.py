@@ -46,9 +46,7 @@ def test_users_code_that_never_lets_go_is_found_in_its_stacks_and_the_run_ends_a
         stall_timeout=3.0,
         on_stall="stop",
     )
-    with pytest.raises(
-        rl.RunError, match=r"Nothing has moved in this run for 3 s: it waits for .*on_stall is \"stop\""
-    ):
+    with pytest.raises(rl.RunError, match=r"Nothing has moved in this run for 3 s: it waits: .*on_stall is \"stop\""):
         steps_taken(trainer, rows, 3, seconds=SECONDS)
     found = stall_of(tmp_path / "run")
     stuck = [

@@ -66,6 +66,25 @@ def test_a_change_is_named(change, named):
     assert named in refusal(describe(**change))
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        (
+            "train_rows",
+            3,
+            "The training rows of sums.py:slow are not those that the run began with (number was 2 and is 3)",
+        ),
+        ("holdout_digest", "b", "The held-out rows of sums.py:slow are not those that the run began with (digest was"),
+    ],
+)
+def test_a_changed_data_file_is_called_by_its_rows(field, value, named):
+    rows = {"env": "sums", "train_rows": 2, "holdout_digest": "a"}
+    before, now = ({"workload": {"sums.py:slow": one}} for one in (rows, rows | {field: value}))
+    with pytest.raises(ConfigError) as error:
+        refuse_changed(before, now)
+    assert named in str(error.value)
+
+
 def test_every_single_value_counts():
     """Whatever is in a description, by whatever name, may not change; the lists above would miss what comes later."""
     before = stored()

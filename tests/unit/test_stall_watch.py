@@ -80,7 +80,7 @@ def test_it_writes_one_file_and_continues(tmp_path, monkeypatch):
     assert found["waits_for"] == "the learner" and found["ledger"] == {"policy_version": 3}
     assert found["seconds"] >= 0.02
     assert [str(one.message) for one in warned] == [
-        f"Nothing has moved in this run for 0 s: it waits for the learner; what every process is at is in {path}. "
+        f"Nothing has moved in this run for 0 s: it waits: the learner; what every process is at is in {path}. "
         'It continues, as on_stall is "continue".'
     ]
 
