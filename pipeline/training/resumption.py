@@ -129,7 +129,7 @@ def find_run(path: str | os.PathLike[str], description: Mapping[str, Any]) -> Pa
         raise ConfigError(f"{config} can't be read ({error}); without it the run can't go on.") from error
     refuse_changed(stored, description)
     saved, _ = find_checkpoints(path)
-    if "recipe" in (state := saved[0].state()):  # another one only if config.json was edited since
+    if saved and "recipe" in (state := saved[0].state()):  # another one only if config.json was edited since
         refuse_changed(json.loads(state["recipe"]), stored)
     return Path(path)
 
