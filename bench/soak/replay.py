@@ -21,6 +21,7 @@ class Replay:
         self._group_size = 0
         self._bound = 0
         self._row: dict[int, int] = {}  # of each group
+        self._row_id: dict[int, str] = {}  # of each group: how its environment calls the row
         self._attempt: dict[str, list[tuple[int, int]]] = {}  # (version, tokens) of the segments since it (re)started
         self._reward: dict[str, tuple[int, float]] = {}  # tokens and reward of the attempt that ended
         self._trained: Counter[int] = Counter()  # rows
@@ -56,6 +57,7 @@ class Replay:
             case "admitted":
                 self._need(event["group"] not in self._row, f"admitted twice: {event}")
                 self._row[event["group"]] = event["row"]
+                self._row_id[event["group"]] = event["id"]
             case "started":
                 self._need(name not in self._attempt, f"started while it ran: {event}")
                 self._attempt[name] = []
@@ -124,6 +126,6 @@ class Replay:
         self.counts["rewards_given"] = len(lines)
         for name, found in self._reward.items():
             group, member = map(int, name.split("."))
-            known = rewarded[f"errand-{self._row[group]}", member]
+            known = rewarded[self._row_id[group], member]
             self._need(found in known, f"trajectory {name} has tokens and reward {found}, its environment gave {known}")
         self._need(NUM_TURNS * len(self._reward) <= self.counts["segment"], "there are turns without a segment")

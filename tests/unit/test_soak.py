@@ -47,7 +47,7 @@ def played(rows=4):
     events, ledger = [RUN], []
     add = lambda kind, **fields: events.append({"t": float(len(events)), "event": kind, **fields})  # noqa: E731
     for group in range(rows):
-        add("admitted", group=group, row=group, version=group)
+        add("admitted", group=group, row=group, id=f"errand-{group}", version=group)
         for member in range(2):
             name = {"trajectory": f"{group}.{member}", "group": group}
             add("started", **name, version=group)
