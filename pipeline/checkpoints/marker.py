@@ -53,7 +53,9 @@ def make_marker(directory: Path, names: Iterable[str], version: int, state: byte
 
 
 def check_complete(directory: Path, version: int) -> Marker:
-    """The marker of a checkpoint that has every file in its size. Raises Incomplete, naming what is missing."""
+    """The marker of a checkpoint that has every file in its size, and the state that was saved. Raises Incomplete,
+    naming what is missing.
+    """
     marker = _read_marker(directory)
     if marker.version != version:
         raise Incomplete(f"its {MARKER} is of version {marker.version}")
@@ -66,6 +68,12 @@ def check_complete(directory: Path, version: int) -> Marker:
             raise Incomplete(f"its {name} can't be read ({error.strerror})") from None
         if found != num_bytes:
             raise Incomplete(f"its {name} has {found:,} bytes of {num_bytes:,}")
+    try:
+        state = (directory / STATE).read_bytes()
+    except OSError as error:
+        raise Incomplete(f"its {STATE} can't be read ({error.strerror})") from None
+    if zlib.crc32(state) != marker.state_crc:
+        raise Incomplete(f"its {STATE} is not what was saved")
     return marker
 
 

@@ -2,6 +2,7 @@
 
 import os
 import warnings
+import zlib
 from pathlib import Path
 
 import msgpack
@@ -124,19 +125,25 @@ def test_a_checkpoint_that_can_not_be_read_is_passed_over(run_dir):
 
 
 @pytest.mark.parametrize("at", [0, 10, -1])
-def test_a_state_of_other_bytes_is_refused(run_dir, at):
+def test_a_checkpoint_whose_state_has_other_bytes_is_passed_over(run_dir, at):
     path = run_dir / "checkpoints" / "version-100" / STATE
     found = bytearray(path.read_bytes())
     found[at] ^= 1
     path.write_bytes(found)
+    assert f"version-100 is incomplete: its {STATE} is not what was saved" in warning_of(run_dir, 20)
+
+
+def test_a_state_that_is_changed_once_it_was_found_whole_is_refused(run_dir):
     (newest, *_) = complete_checkpoints(run_dir)
+    path = run_dir / "checkpoints" / "version-100" / STATE
+    path.write_bytes(path.read_bytes()[::-1])
     with pytest.raises(CheckpointError, match="is not what was saved"):
         newest.state()
 
 
 # --- hostile markers -------------------------------------------------------------------------------------------------
 
-WHOLE = {"format": 1, "version": 7, "journal": 0, "files": {STATE: 2}, "state_crc": 0}
+WHOLE = {"format": 1, "version": 7, "journal": 0, "files": {STATE: 2}, "state_crc": zlib.crc32(b"ab")}
 
 
 @pytest.mark.parametrize(
