@@ -1,8 +1,10 @@
 """Saves what a run's unfinished trajectories have come to, now and then and at its end."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from pipeline.rollouts.kept_members import pack_file
 from pipeline.rollouts.rollouts import Rollouts
@@ -11,14 +13,27 @@ from pipeline.run_warnings import warn_of_run
 from pipeline.synced_files import replace_file
 
 
+class Contents(NamedTuple):
+    """number: which of the run's saves it is."""
+
+    number: int
+    packed: bytes
+
+
 class RolloutSaver:
-    """Of one run. every: seconds between two saves. A save that fails warns, once: nothing but work is lost by it."""
+    """Of one run. every: seconds between two saves. A save that fails warns, once: nothing but work is lost by it.
+
+    A thread that writes goes on when whoever waits for it is cancelled. So one writes at a time, and none an older save
+    over a newer one.
+    """
 
     def __init__(self, run_dir: Path, rollouts: Rollouts, every: float) -> None:
         self._path = run_dir / ROLLOUTS
         self._rollouts = rollouts
         self._every = every
-        self._writing = asyncio.Lock()
+        self._saving = asyncio.Lock()
+        self._writing = threading.Lock()
+        self._num_packed = self._num_written = 0
         self._has_warned = False
 
     async def keep_saving(self, fail: Callable[[BaseException], None]) -> None:
@@ -32,18 +47,21 @@ class RolloutSaver:
 
     async def save(self) -> None:
         """What there is now; another thread waits for the disk."""
-        async with self._writing:
-            contents = self.contents()
-            await asyncio.to_thread(self.write, contents)
+        async with self._saving:
+            await asyncio.to_thread(self.write, self.contents())
 
-    def contents(self) -> bytes:
-        """What there is now, as the file holds it."""
-        return pack_file(self._rollouts.saved())
+    def contents(self) -> Contents:
+        """What there is now."""
+        self._num_packed += 1
+        return Contents(self._num_packed, pack_file(self._rollouts.saved()))
 
-    def write(self, contents: bytes) -> None:
-        """Make it the file's contents; warns if that can't be."""
+    def write(self, contents: Contents) -> None:
+        """Make it the file's contents, unless a newer save is; warns if that can't be."""
         try:
-            replace_file(self._path, contents)
+            with self._writing:
+                if contents.number > self._num_written:
+                    replace_file(self._path, contents.packed)
+                    self._num_written = contents.number
         except OSError as error:
             if not self._has_warned:
                 self._has_warned = True

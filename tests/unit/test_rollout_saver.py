@@ -1,0 +1,43 @@
+"""The file of unfinished trajectories has the newest save, whichever thread comes last."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline.rollouts.kept_members import pack_file
+from pipeline.run_files import ROLLOUTS
+from pipeline.run_warnings import RunWarning
+from pipeline.training.rollout_saver import RolloutSaver
+
+
+@pytest.fixture
+def saver(tmp_path):
+    (tmp_path / ROLLOUTS).parent.mkdir()
+    saves = iter([[b"first"], [b"second"]])
+    return RolloutSaver(tmp_path, SimpleNamespace(saved=lambda: next(saves)), every=1.0)
+
+
+def test_an_older_save_that_is_written_late_leaves_the_newer_one(saver, tmp_path):
+    first, second = saver.contents(), saver.contents()
+    saver.write(second)
+    saver.write(first)
+    assert (tmp_path / ROLLOUTS).read_bytes() == second.packed == pack_file([b"second"])
+
+
+def test_one_after_the_other_both_are_written(saver, tmp_path):
+    for number in (1, 2):
+        contents = saver.contents()
+        saver.write(contents)
+        assert contents.number == number and (tmp_path / ROLLOUTS).read_bytes() == contents.packed
+
+
+def test_a_save_that_fails_warns_once_and_does_not_count(saver, tmp_path):
+    first, second = saver.contents(), saver.contents()
+    (tmp_path / ROLLOUTS).parent.rmdir()
+    with pytest.warns(RunWarning, match="will start again") as told:
+        saver.write(first)
+        saver.write(first)
+    assert len(told) == 1
+    (tmp_path / ROLLOUTS).parent.mkdir()
+    saver.write(second)
+    assert (tmp_path / ROLLOUTS).read_bytes() == second.packed
