@@ -34,6 +34,7 @@ class RolloutSaver:
         self._saving = asyncio.Lock()
         self._writing = threading.Lock()
         self._num_packed = self._num_written = 0
+        self._is_over = False
         self._has_warned = False
 
     async def keep_saving(self, fail: Callable[[BaseException], None]) -> None:
@@ -46,9 +47,15 @@ class RolloutSaver:
             fail(error)
 
     async def save(self) -> None:
-        """What there is now; another thread waits for the disk."""
+        """What there is now; another thread waits for the disk. Nothing after `last_contents`."""
         async with self._saving:
-            await asyncio.to_thread(self.write, self.contents())
+            if not self._is_over:
+                await asyncio.to_thread(self.write, self.contents())
+
+    def last_contents(self) -> Contents:
+        """What there is now, right before all of it is cut off: what is left then is nothing to go on from."""
+        self._is_over = True
+        return self.contents()
 
     def contents(self) -> Contents:
         """What there is now."""

@@ -237,7 +237,7 @@ class TrainingRun:
         self, rollouts: Rollouts, kept: RolloutSaver, keeping: asyncio.Task[None] | None, save: SaveAtEnd
     ) -> None:
         """Cut them off, and keep what they have come to."""
-        contents = kept.contents() if save is not SaveAtEnd.NOTHING else None
+        contents = kept.last_contents() if save is not SaveAtEnd.NOTHING else None
         try:
             await rollouts.stop()
         finally:

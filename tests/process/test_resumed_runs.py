@@ -233,8 +233,9 @@ def test_what_is_under_way_goes_on_with_its_tokens_when_its_environment_can_be_r
         went_on = [event for event in events_of(directory, "trajectory") if event not in before]
         began = {event["trajectory"] for event in before if event["event"] == "started"}
         went_on = {event["trajectory"] for event in went_on} & began - {event["trajectory"] for event in again}
-        assert went_on, "nothing was under way"
-        assert not again or directory != run_dir
+        if directory == run_dir:
+            assert went_on, "nothing was under way"
+            assert not again
     assert sum(line["recovery/restored"] for line in metrics_of(run_dir)) > 0
 
 

@@ -1,5 +1,6 @@
 """The file of unfinished trajectories has the newest save, whichever thread comes last."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -29,6 +30,14 @@ def test_one_after_the_other_both_are_written(saver, tmp_path):
         contents = saver.contents()
         saver.write(contents)
         assert contents.number == number and (tmp_path / ROLLOUTS).read_bytes() == contents.packed
+
+
+def test_what_is_left_of_rollouts_that_were_cut_off_is_not_saved(saver, tmp_path):
+    """As by the last checkpoint of a run."""
+    last = saver.last_contents()
+    saver.write(last)
+    asyncio.run(saver.save())
+    assert (tmp_path / ROLLOUTS).read_bytes() == last.packed == pack_file([b"first"])
 
 
 def test_a_save_that_fails_warns_once_and_does_not_count(saver, tmp_path):
