@@ -5,9 +5,7 @@ does not have the size for. 1,000,000 inputs in `make soak`.
 import os
 import pickle
 import random
-import tempfile
 import tracemalloc
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -36,13 +34,6 @@ def no_naps(monkeypatch):
     monkeypatch.setattr(ledger, "_NAPS", 0)
 
 
-@pytest.fixture
-def in_memory():
-    """A directory of files that no disk is waited for."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        yield Path(directory)
-
-
 @pytest.mark.parametrize("name", READERS)
 def test_whole_samples_are_read(name, tmp_path):
     for sample in READERS[name].samples:
@@ -52,16 +43,16 @@ def test_whole_samples_are_read(name, tmp_path):
 @pytest.mark.parametrize("name", READERS)
 @QUICK
 @given(seed=SEEDS)
-def test_hostile_bytes_are_read_or_refused(name, in_memory, seed):
-    feed(name, in_memory, seed)
+def test_hostile_bytes_are_read_or_refused(name, tmp_path, seed):
+    feed(name, tmp_path, seed)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", READERS)
-def test_a_million_hostile_inputs_are_read_or_refused(name, in_memory):
+def test_a_million_hostile_inputs_are_read_or_refused(name, tmp_path):
     count = SEEDS_IN_MEMORY if name in IN_MEMORY else SEEDS_IN_FILES
-    settings(QUICK, max_examples=count)(given(seed=SEEDS)(lambda seed: feed(name, in_memory, seed)))()
+    settings(QUICK, max_examples=count)(given(seed=SEEDS)(lambda seed: feed(name, tmp_path, seed)))()
 
 
 def test_inputs_are_a_million():
