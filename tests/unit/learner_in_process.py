@@ -23,7 +23,7 @@ from shm.errors import HeadwayError
 from workers.attach import Attachments
 from workers.errors import WorkerDied, WorkerFailed
 from workers.message_codec import decode, encode
-from workers.messages import Message
+from workers.messages import Message, Published
 
 LR = 0.01
 
@@ -228,8 +228,14 @@ class Training:
         self.tasks.append(task)
         task.add_done_callback(lambda task: task.exception() and self.fail(task.exception()))
 
-    async def step(self, n: int, chunks: list[Rows], slot: int | None = None) -> dict[str, float]:
-        """Batch `n`, as the trainer has it trained: its record is kept before the step is asked for."""
+    async def step(self, n: int, chunks: list[Rows]) -> dict[str, float]:
+        """Batch `n`, as the trainer has it trained; returns its metrics."""
+        published, metrics = await self.publish(n, chunks)
+        self.slots.published(published.version, published.slot)
+        return metrics
+
+    async def publish(self, n: int, chunks: list[Rows]) -> tuple[Published, dict[str, float]]:
+        """As far as the learner's answer: its record is kept before the step is asked for, the slots aren't told."""
         client, version = self.learner.client, self.slots.committed
         futures = [
             await client.forward_backward(n, rows, zero_gradients=number == 0) for number, rows in enumerate(chunks)
@@ -246,8 +252,7 @@ class Training:
             gradient_scale=0.5,
         )
         metrics = published.metrics | {f"{i}/{k}": v for i, f in enumerate(futures) for k, v in (await f).items()}
-        self.slots.published(published.version, published.slot)
-        return {name: value for name, value in metrics.items() if not name.endswith("_seconds")}
+        return published, {name: value for name, value in metrics.items() if not name.endswith("_seconds")}
 
     async def settled(self) -> None:
         """When nobody is being started any more."""
