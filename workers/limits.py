@@ -10,6 +10,7 @@ from shm.block import available_bytes
 
 MOST_DESCRIPTORS = 65_536  # no more are asked for, even where more may be had: programs walk through all they may have
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
+KERNEL_COUNTS = Path("/proc/vmstat")
 _NO_LIMIT = (resource.RLIM_INFINITY, -1)
 
 
@@ -26,6 +27,15 @@ def raise_descriptor_limit(need: int) -> int:
         return need if soft in _NO_LIMIT else soft
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return wanted
+
+
+def memory_kills() -> int | None:
+    """How many processes the kernel has killed for want of memory since it started; None: it doesn't tell."""
+    for line in _text(KERNEL_COUNTS).splitlines():
+        name, _, count = line.partition(" ")
+        if name == "oom_kill":
+            return int(count)
+    return None
 
 
 def require_threads(number: int) -> None:

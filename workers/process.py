@@ -21,6 +21,7 @@ from typing import Any
 from workers import keeper
 from workers.errors import ChannelError
 from workers.leftovers import WORKER, end_marked
+from workers.limits import memory_kills
 from workers.stacks import VARIABLE as STACKS
 from workers.stacks import StackMemory
 
@@ -54,6 +55,7 @@ class WorkerProcess:
         self.module = module
         self.log_path = log_path
         self.stacks = StackMemory()
+        self._memory_kills = memory_kills()
         variables = os.environ | {"PYTHONPATH": os.pathsep.join([ROOT, *_python_path()]), WORKER: endpoint}
         variables[STACKS] = self.stacks.path
         parent = keeper.KEEPER if is_kept else str(os.getpid())
@@ -145,6 +147,11 @@ class WorkerProcess:
         status = self._process.poll()
         if status is None:
             return "is still running"
+        if status == -signal.SIGKILL and self._memory_kills != memory_kills():  # whom, it doesn't tell
+            return (
+                "was killed by SIGKILL, probably for want of memory: the kernel has ended processes for that since this "
+                "one started; give the machine or container more, or use less"
+            )
         if status < 0:
             return f"was killed by {signal.Signals(-status).name}"
         return f"ended with status {status}"

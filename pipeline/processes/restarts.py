@@ -8,6 +8,7 @@ from pipeline.errors import RunError
 from pipeline.events import EventLog
 from pipeline.processes.run_workers import RunWorkers
 from pipeline.processes.worker_handle import WorkerHandle
+from pipeline.run_warnings import warn_of_run
 from workers.errors import WorkerDied, WorkerFailed
 
 RESTART_WINDOW_SECONDS = 600.0  # more than max_restarts within it are no accidents
@@ -61,6 +62,7 @@ class Restarts:
             self._workers.respawn(handle)
             self.count += 1
             self._events.log("restart", worker=handle.name, pid=handle.pid, cause=str(error))
+            warn_of_run(f"{error} Another process (pid {handle.pid}) takes its place.")
             try:
                 await start()
                 return

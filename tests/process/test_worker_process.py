@@ -17,6 +17,7 @@ import zmq
 
 from pipeline.environments.activity import NUM_BYTES, ActivityBoard
 from shm.block import Block
+from workers import limits, process
 from workers.channel import SupervisorLink
 from workers.errors import ChannelError
 from workers.messages import EnvironmentCall, EnvironmentReplies, Environments, Failed, Hello, Ready, Start, Stop
@@ -201,6 +202,15 @@ def test_end_is_told_by_the_sentinel_and_in_words(worker):
     worker.process.close()
 
 
+def test_a_death_of_which_the_kernel_counts_one_for_want_of_memory_says_so(worker, monkeypatch):
+    worker.exchange(until=Hello)
+    kills = limits.memory_kills()
+    monkeypatch.setattr(process, "memory_kills", lambda: (kills or 0) + 1)
+    worker.process.kill()
+    assert worker.process.wait(SECONDS)
+    assert worker.process.describe_end().startswith("was killed by SIGKILL, probably for want of memory: the kernel")
+
+
 def test_start_from_a_side_thread_is_refused_in_one_sentence(directory):
     errors = []
 
@@ -234,6 +244,14 @@ def test_modules_of_the_current_directory_are_not_imported(directory, tmp_path, 
         context.term()
 
 
+def has_ended(process):
+    """Also one that whoever takes in orphans here has not reaped yet."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 @pytest.mark.parametrize("phase", ["as they start", "when they are up"])
 def test_workers_die_with_a_parent_that_is_killed(directory, phase):
     context = zmq.Context()
@@ -249,7 +267,8 @@ def test_workers_die_with_a_parent_that_is_killed(directory, phase):
             workers[1].suspend()  # also one that can't act
         parent.kill()
         parent.wait()
-        _, alive = psutil.wait_procs(workers, timeout=GONE_SECONDS)
+        _, there = psutil.wait_procs(workers, timeout=GONE_SECONDS)
+        alive = [process for process in there if not has_ended(process)]
         assert not alive, {process.pid: Path(f"/proc/{process.pid}/cmdline").read_text() for process in alive}
     finally:
         for process in workers:

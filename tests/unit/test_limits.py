@@ -20,7 +20,7 @@ from pipeline.processes.worker_pool import WorkerPool
 from pipeline.run_directory import make_run_dir
 from pipeline.tasks import guess
 from workers import limits
-from workers.limits import free_names, refusal_in_words, require_threads
+from workers.limits import free_names, memory_kills, refusal_in_words, require_threads
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -212,3 +212,16 @@ def test_a_run_directory_on_a_full_disk_holds_no_half_of_a_run(tmp_path, monkeyp
     assert "config.json can't be made or written: No space left on device (" in str(caught.value)
     monkeypatch.undo()
     assert make_run_dir(str(tmp_path / "run"), {}).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("told", "kills"), [("nr_free_pages 7\noom_kill 3\noom_kill_x 9\n", 3), ("nr_free_pages 7\n", None), (None, None)]
+)
+def test_processes_that_the_kernel_killed_for_want_of_memory_are_counted_where_it_tells(
+    told, kills, tmp_path, monkeypatch
+):
+    counts = tmp_path / "vmstat"
+    monkeypatch.setattr(limits, "KERNEL_COUNTS", counts)
+    if told is not None:
+        counts.write_text(told)
+    assert memory_kills() == kills

@@ -7,7 +7,10 @@ import pytest
 from pipeline.errors import RunError
 from pipeline.processes import restarts
 from pipeline.processes.restarts import RESTART_WINDOW_SECONDS, Restarts
+from pipeline.run_warnings import RunWarning
 from workers.errors import WorkerDied, WorkerFailed
+
+pytestmark = pytest.mark.filterwarnings("ignore::pipeline.run_warnings.RunWarning")  # each restart is one
 
 KILLED = WorkerDied("The sampler 0 (pid 7) was killed.", by_signal=True)
 ENDED = WorkerDied("The sampler 0 (pid 7) ended with exit code 1.")
@@ -55,7 +58,11 @@ def clock(monkeypatch):
 
 def test_one_that_is_killed_before_it_serves_is_followed_by_another():
     place = Place(KILLED, KILLED)
-    place.begin()
+    with pytest.warns(RunWarning) as warned:
+        place.begin()
+    assert [str(warning.message) for warning in warned] == [
+        f"The sampler 0 (pid 7) was killed. Another process (pid {pid}) takes its place." for pid in (8, 9)
+    ]
     assert place.told == [("restart", 8, str(KILLED)), ("restart", 9, str(KILLED))]
     assert place.restarts.count == 2 and place.failures == []
 
