@@ -147,7 +147,7 @@ class WorkerProcess:
         status = self._process.poll()
         if status is None:
             return "is still running"
-        if status == -signal.SIGKILL and self._memory_kills != memory_kills():  # whom, it doesn't tell
+        if status == -signal.SIGKILL and self._memory_kills != memory_kills():
             return (
                 "was killed by SIGKILL, probably for want of memory: the kernel has ended processes for that since this "
                 "one started; give the machine or container more, or use less"
