@@ -182,6 +182,16 @@ METRICS: tuple[Metric, ...] = (
     Metric("sampling/inflight_requests", "requests", "asked for and not answered now"),
     Metric("sampling/ready_prompts", "prompts", "of these, not yet with a sampler: `max_sample_requests`, or no room"),
     Metric("env/tool_seconds", "s", "in tools, summed over calls"),
+    Metric("env/tool_calls", "calls", "of tools, answered"),
+    Metric(
+        "env/tool_errors",
+        "calls",
+        "those of them that the model read an error of: no such tool, arguments that don't fit, what the tool raised",
+    ),
+    Metric(
+        "env/tool_results_cut", "results", "of tools, longer than Budget.tool_output_tokens: the model read their start"
+    ),
+    Metric("env/log_cuts", "times", "that an environment process had printed 64 MiB, and its log was cut to its end"),
     Metric("endpoint/requests", "requests", "that agents and harnesses made", "with an OpenAIEndpoint"),
     Metric(
         "endpoint/refused",

@@ -122,6 +122,11 @@ class ActiveRun:
         return self._learner.num_restarts + self._samplers.num_restarts + self._hosts.num_restarts
 
     @property
+    def num_log_cuts(self) -> int:
+        """Of the environment processes' logs, so far."""
+        return self._hosts.num_log_cuts
+
+    @property
     def time_rows(self) -> dict[str, WorkerRow]:
         """Where each process that has one books its time, by process name."""
         rows = {name: self.ledger.worker(index) for name, index in self.workers.ledger_rows.items()}

@@ -63,6 +63,11 @@ class EnvironmentHosts:
         return self._restarts.count
 
     @property
+    def num_log_cuts(self) -> int:
+        """How often what users' code printed was cut, so far."""
+        return self._watch.num_log_cuts if self._watch is not None else 0
+
+    @property
     def time_rows(self) -> dict[str, WorkerRow]:
         """Where each process books its time, by process name."""
         boards = zip(self._handles, self._boards, strict=False)  # the board of a thread has no process

@@ -23,7 +23,10 @@ STEP_GRACE_SECONDS = 1.0  # for a call that holds its host's loop, so that nobod
 
 
 class EnvironmentWatch:
-    """For one run. boards: of its hosts, each of which has a process in `handles`, or none if it is a thread."""
+    """For one run. boards: of its hosts, each of which has a process in `handles`, or none if it is a thread.
+
+    `num_log_cuts` is how often one's log had become too long.
+    """
 
     def __init__(
         self,
@@ -40,6 +43,7 @@ class EnvironmentWatch:
         """timeout: seconds that a call may take. silence: seconds for which a host's loop may stand still. fail(error)
         ends the run.
         """
+        self.num_log_cuts = 0
         self._client = client
         self._boards = boards
         self._handles = handles
@@ -78,7 +82,7 @@ class EnvironmentWatch:
                     self._end(host, verdict)
             self._looks[host] = look, ticks
             if handle is not None:
-                limit_log(handle.log_path(self._log_dir))
+                self.num_log_cuts += limit_log(handle.log_path(self._log_dir))
         overdue = self._client.overdue(self._timeout + GRACE_SECONDS)
         if overdue is not None:
             self._fail(RunError(f"The answer of an environment is lost: {overdue}, though its process is there."))

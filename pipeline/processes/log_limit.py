@@ -6,14 +6,14 @@ MAX_LOG_BYTES = 64 << 20
 KEPT_BYTES = 1 << 20  # of its end, then
 
 
-def limit_log(path: str, max_bytes: int = MAX_LOG_BYTES, kept_bytes: int = KEPT_BYTES) -> None:
+def limit_log(path: str, max_bytes: int = MAX_LOG_BYTES, kept_bytes: int = KEPT_BYTES) -> bool:
     """Cut the file to its end if it has more than max_bytes; who writes it must append. What is written at this very
-    moment may be lost.
+    moment may be lost. Returns whether it was cut.
     """
     try:
         size = os.path.getsize(path)
         if size <= max_bytes:
-            return
+            return False
         with open(path, "r+b") as log:
             log.seek(size - kept_bytes)
             end = log.read(kept_bytes)
@@ -21,4 +21,5 @@ def limit_log(path: str, max_bytes: int = MAX_LOG_BYTES, kept_bytes: int = KEPT_
         with open(path, "ab") as log:
             log.write(b"[%d bytes before this were cut: a log holds %d]\n" % (size - len(end), max_bytes) + end)
     except OSError:  # it is gone, or the disk is full: nothing that a log may end a run for
-        return
+        return False
+    return True

@@ -37,7 +37,7 @@ class RolloutLog:
 
     def tools(self, group: int, member: int, reply: EnvironmentReply) -> None:
         for tool in reply.tools:
-            self.counters.add_tool(tool.seconds)
+            self.counters.add_tool(tool.seconds, failed=tool.error is not None)
             if self._events is not None:
                 self._events.log(
                     "tool",
@@ -47,6 +47,10 @@ class RolloutLog:
                     seconds=round(tool.seconds, 6),
                     error=tool.error,
                 )
+
+    def cut(self) -> None:
+        """A tool's result was longer than the model may read."""
+        self.counters.cut_results += 1
 
     def trajectory(self, trajectory: Trajectory) -> None:
         """It has ended, and has its reward."""

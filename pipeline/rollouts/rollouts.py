@@ -270,7 +270,9 @@ class Rollouts:
         environment = self._run.environments.open(running.group, member)
         if endpoint is not None:
             return AgentLoop(turns, endpoint.sessions, environment, endpoint.base_url, endpoint.idle_timeout)
-        loop = TrajectoryLoop(turns, environment, lambda reply: self._log.tools(running.group, member, reply))
+        loop = TrajectoryLoop(
+            turns, environment, lambda reply: self._log.tools(running.group, member, reply), self._log.cut
+        )
 
         def lost() -> None:
             loop.lose_environment()

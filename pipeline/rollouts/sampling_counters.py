@@ -28,6 +28,9 @@ class SamplingCounters:
         self._request_seconds = 0.0
         self._queue_seconds = 0.0
         self._tool_seconds = 0.0
+        self._tool_calls = 0
+        self._tool_errors = 0
+        self.cut_results = 0  # of tools, before the model read them
         self.failures = 0  # attempts at trajectories that failed
         self.timeouts = 0  # those of them that took too long
         self.retries = 0  # trajectories started again
@@ -47,7 +50,10 @@ class SamplingCounters:
         self._request_seconds += segment.seconds
         self._queue_seconds += segment.queue_seconds
 
-    def add_tool(self, seconds: float) -> None:
+    def add_tool(self, seconds: float, failed: bool) -> None:
+        """failed: the model read an error."""
+        self._tool_calls += 1
+        self._tool_errors += failed
         self._tool_seconds += seconds
 
     def take(self) -> dict[str, float]:
@@ -69,6 +75,9 @@ class SamplingCounters:
             "sampling/inflight_trajectories": self.active,
             "sampling/inflight_requests": self.inflight,
             "env/tool_seconds": self._tool_seconds,
+            "env/tool_calls": self._tool_calls,
+            "env/tool_errors": self._tool_errors,
+            "env/tool_results_cut": self.cut_results,
             "recovery/failures": self.failures,
             "recovery/timeouts": self.timeouts,
             "recovery/retries": self.retries,

@@ -22,11 +22,14 @@ TRAJECTORY_TIMEOUT = "trajectory_timeout"  # the cause of one that has used its 
 
 @dataclass(slots=True)
 class TrajectoryLoop:
-    """State of one running trajectory."""
+    """State of one running trajectory. on_tools: told of each answered turn; on_cut: of each tool's result that the
+    model reads cut.
+    """
 
     turns: SampledTurns
     environment: EnvironmentHandle
     on_tools: Callable[[EnvironmentReply], None]
+    on_cut: Callable[[], None]
     discarded: bool = False  # stopped, and it leaves nothing behind
     _doing: Doing = field(default_factory=in_line)  # while the model does not sample
     # What the model wrote or read without the environment's knowledge, in order: turns, and {"messages": …}.
@@ -204,6 +207,8 @@ class TrajectoryLoop:
         """A tool's result within its budget. cut: the environment's process had to cut it already."""
         turns = self.turns
         text = turns.chat.cut(message["content"], turns.budget.tool_output_tokens, message.get("cut", False))
+        if message.get("cut", False) or text != message["content"]:
+            self.on_cut()
         return message | {"content": text}
 
     def _take_notes(self, reply: EnvironmentReply) -> None:

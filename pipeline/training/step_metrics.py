@@ -34,13 +34,14 @@ class StepMetrics:
         self._counters = counters
         self._time_account = time_account
         self._worker_times = WorkerTimes(run.time_rows)
-        self._restarts_told = 0
+        self._restarts_told = self._log_cuts_told = 0
         self._given_up_told: Counter[str] = Counter()
 
     def take(self, groups: Sequence[Group]) -> dict[str, float]:
         """After a batch of `groups`; the next call counts from here."""
         waits = self._waits
         restarts, self._restarts_told = self._run.num_restarts - self._restarts_told, self._run.num_restarts
+        log_cuts, self._log_cuts_told = self._run.num_log_cuts - self._log_cuts_told, self._run.num_log_cuts
         given_up = self._intake.given_up - self._given_up_told
         self._given_up_told = self._intake.given_up.copy()
         return {
@@ -56,6 +57,7 @@ class StepMetrics:
             "throughput/queue_depth": self._intake.depth + len(self._received),
             "recovery/restarts": restarts,
             **self._counters.take(),
+            "env/log_cuts": log_cuts,
             **({} if self._run.endpoint is None else self._run.endpoint.take_metrics()),
             "sampling/ready_prompts": sum(sampler.num_waiting for sampler in self._run.samplers),
             **self._time_account.take(),

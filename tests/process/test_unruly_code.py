@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import functools
 
 import pytest
 from running import audit, events_of, make_trainer, metrics_of, steps_taken
 
 import pipeline as rl
+from pipeline.processes.log_limit import limit_log
 from pipeline.tasks import guess
 
 SECONDS = 120.0  # bound on every run
@@ -154,6 +156,26 @@ def test_tools_that_block_their_threads_end_at_their_deadline_and_hold_nobody_up
     assert sum("took longer" in event["cause"] for event in own) >= 1
     assert total(run_dir, "recovery/timeouts") == total(run_dir, "recovery/failures") >= 2
     assert 2 not in trained_rows(run_dir)
+    assert audit(run_dir) == 0
+
+
+def test_what_tools_give_and_print_too_much_of_is_cut_and_counted(model, tmp_path, monkeypatch):
+    """HR77: of results the model reads the start, of the log the end stays."""
+    limit = functools.partial(limit_log, max_bytes=100_000, kept_bytes=1000)
+    monkeypatch.setattr("pipeline.processes.environment_watch.limit_log", limit)
+    run_dir = tmp_path / "run"
+
+    async def act(step):
+        while model._run.num_log_cuts == 0:
+            await asyncio.sleep(0.02)
+
+    budget = rl.Budget(max_turn_tokens=1, max_context_tokens=64, tool_output_tokens=4)
+    assert train(model, run_dir, "Loud", {}, numbered(8), 2, act, budget=budget) == [1, 2]
+    assert total(run_dir, "env/log_cuts") >= 1
+    logs = [path.read_bytes() for path in (run_dir / "logs").glob("environment-*.log")]
+    assert any(log.startswith(b"[") and b"bytes before this were cut" in log for log in logs)
+    assert total(run_dir, "env/tool_results_cut") >= 2 * 16
+    assert total(run_dir, "env/tool_calls") == 2 * total(run_dir, "env/tool_errors") >= 2 * 2 * 16
     assert audit(run_dir) == 0
 
 

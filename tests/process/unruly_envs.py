@@ -5,7 +5,7 @@ import importlib.util
 import os
 from pathlib import Path
 
-from pipeline.env import ToolCall, tool
+from pipeline.env import ToolCall, TurnResult, tool
 from pipeline.environments.tool_calls import run_tool_call
 from pipeline.tasks.guess import Guess
 
@@ -107,3 +107,33 @@ class Flaky(Guess):
             open(tried, "x").close()
             raise ConnectionError("service down")
         return float(traj.member)
+
+
+class Loud(Guess):
+    """`guess` of two turns, in each of which its tool answers with ten words, and a call of it can't be read. In row 2
+    the tool prints 200,000 characters.
+    """
+
+    def reset(self, row):
+        self._prints = row["row"] == 2
+        return super().reset(row)
+
+    @tool
+    def guess(self, number: int) -> str:
+        """Guess.
+
+        Args:
+            number: the guess
+        """
+        if self._prints:
+            print("x" * 200_000, flush=True)
+        return " ".join(["higher"] * 10)
+
+    async def on_turn(self, traj):
+        calls = [ToolCall("guess", {"number": 1}), ToolCall("guess", {}, "what")]
+        texts = [await run_tool_call(self, traj, call) for call in calls]
+        messages = [{"role": "tool", "name": "guess", "content": text} for text in texts]
+        return TurnResult(messages=messages) if traj.num_turns == 1 else None
+
+    def reward(self, traj, row):
+        return float(traj.member % 2)

@@ -81,6 +81,7 @@ class Played:
         self.requests = []  # (context, max_tokens, generated)
         self.noted = []  # (tokens, length of their context)
         self.tools = []
+        self.num_cut = 0
         self.begun = 0
         self._segments = list(segments)
         turns = SampledTurns(
@@ -90,7 +91,9 @@ class Played:
             self._begin,
             lambda segment, context: self.noted.append((segment.tokens, context)),
         )
-        self.loop = TrajectoryLoop(turns, self.environment, lambda reply: self.tools.extend(reply.tools))
+        self.loop = TrajectoryLoop(
+            turns, self.environment, lambda reply: self.tools.extend(reply.tools), self._note_cut
+        )
 
     def _begin(self):
         assert [call for call, _ in self.environment.calls] == ["reset"], "pinned before its first request"
@@ -102,6 +105,9 @@ class Played:
         future = asyncio.get_running_loop().create_future()
         future.set_result(self._segments.pop(0))
         return future
+
+    def _note_cut(self):
+        self.num_cut += 1
 
     def run(self):
         asyncio.run(self.loop.run({"number": 3}, 77))

@@ -24,12 +24,13 @@ class Run:
     def __init__(self, monkeypatch, in_thread=False):
         self.verdict, self.late = None, None
         self.board = private_board()
+        self.long_logs = []
         self.failures, self.lost_calls, self.restarted, self.kills = [], [], [], 0
         handles = [] if in_thread else [self]
         options = {"timeout": 60.0, "silence": 60.0, "log_dir": "logs", "fail": self.failures.append}
         self.watch = EnvironmentWatch(self, [self.board], handles, self, **options)
         monkeypatch.setattr(environment_watch, "judge", lambda *_, **__: self.verdict)
-        monkeypatch.setattr(environment_watch, "limit_log", lambda path: None)
+        monkeypatch.setattr(environment_watch, "limit_log", lambda path: path in self.long_logs)
 
     def enter(self):
         """The call is in users' code; returns its entry."""
@@ -114,6 +115,16 @@ def test_an_answer_that_is_lost_ends_the_run(monkeypatch):
     run.watch.look()
     (failure,) = run.failures
     assert isinstance(failure, RunError) and run.late in str(failure)
+
+
+def test_how_often_what_users_code_printed_was_cut_is_counted(monkeypatch):
+    run = Run(monkeypatch)
+    run.watch.look()
+    assert run.watch.num_log_cuts == 0
+    run.long_logs.append("logs/environment-0.log")
+    run.watch.look()
+    run.watch.look()
+    assert run.watch.num_log_cuts == 2
 
 
 def test_who_only_wakes_to_see_that_it_cant_go_on_is_not_busy():

@@ -95,7 +95,7 @@ class Play:
             self._begin,
             lambda segment, context: None,
         )
-        self.loop = TrajectoryLoop(turns, self.environment, lambda reply: None)
+        self.loop = TrajectoryLoop(turns, self.environment, lambda reply: None, lambda: None)
 
     def _begin(self):
         self.started += 1

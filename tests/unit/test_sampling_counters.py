@@ -30,7 +30,9 @@ def counters(clock):
 def test_segments_are_summed_and_forgotten_with_the_interval(counters, clock):
     counters.add_segment(segment(tokens=6, cached=8), context_tokens=10)
     counters.add_segment(segment(tokens=2, cached=0), context_tokens=30)
-    counters.add_tool(0.75)
+    counters.add_tool(0.5, failed=False)
+    counters.add_tool(0.25, failed=True)
+    counters.cut_results += 1
     clock.now += 4.0
     metrics = counters.take()
     assert metrics["sampling/requests"] == metrics["sampling/prompts"] == 2
@@ -43,13 +45,15 @@ def test_segments_are_summed_and_forgotten_with_the_interval(counters, clock):
     assert metrics["sampling/interval_seconds"] == 4.0
     assert metrics["sampling/generated_tokens_per_second"] == 2.0  # 8 in 4 s
     assert metrics["env/tool_seconds"] == 0.75
+    assert (metrics["env/tool_calls"], metrics["env/tool_errors"], metrics["env/tool_results_cut"]) == (2, 1, 1)
 
     clock.now += 1.0
     following = counters.take()
     assert following["sampling/interval_seconds"] == 1.0
     for name in ("requests", "prompts", "generated_tokens", "prompt_tokens", "request_seconds", "queue_seconds"):
         assert following[f"sampling/{name}"] == 0
-    assert following["env/tool_seconds"] == 0
+    for name in ("tool_seconds", "tool_calls", "tool_errors", "tool_results_cut"):
+        assert following[f"env/{name}"] == 0
 
 
 def test_cached_fraction_is_told_only_when_there_was_a_prompt(counters, clock):

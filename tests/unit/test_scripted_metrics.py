@@ -69,7 +69,7 @@ class PlayedRun(Run):
             log=lambda event, **fields: self.logged.append({"event": event} | fields), flush=lambda: None
         )
         self.learner = PlayedLearner()
-        self.num_restarts = 0
+        self.num_restarts = self.num_log_cuts = 0
         self.time_rows = {}
         self.workers = SimpleNamespace(pids={"supervisor": os.getpid()})
 

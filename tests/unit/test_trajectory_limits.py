@@ -141,6 +141,7 @@ def test_tool_results_are_cut_at_their_budget():
     played = Played([segment(9, STOP), segment(STOP)], Environment([reply]), tool_output_tokens=3).run()
     _, messages, _ = played.chat.rendered[1]
     assert [message["content"] for message in messages] == ["abc~", "abc", "abc~", "more"]
+    assert played.num_cut == 2
 
 
 class Stoppable(Environment):
