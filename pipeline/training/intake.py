@@ -25,6 +25,10 @@ from shm.errors import HeadwayError
 # So many groups given up one after another, with none kept between them, end the run: this many, or batches' worth.
 MAX_GIVEN_UP = 256
 MAX_GIVEN_UP_BATCHES = 8
+# Fewer of those that took too long: with the default limits one takes half an hour. This many, or rounds of as many as
+# run at a time.
+MAX_TOO_LONG = 8
+MAX_TOO_LONG_ROUNDS = 2
 
 
 class DataUsedUp:
@@ -45,6 +49,9 @@ class Intake:
         self._results: asyncio.Queue[Group | DataUsedUp | BaseException] = rollouts.completed
         self._in_a_row = 0  # given up since a group was kept
         self._limit = max(MAX_GIVEN_UP, MAX_GIVEN_UP_BATCHES * config.groups_per_step)
+        self._too_long_in_a_row = 0  # of those, since a group ended
+        at_a_time = min(scheduler.rules.target, max(1, config.engine.schedule.concurrency // config.group_size))
+        self._too_long_limit = max(MAX_TOO_LONG, MAX_TOO_LONG_ROUNDS * at_a_time)
         self._closed = False
         self._epoch = 0
         rollouts.deliver = self._deliver
@@ -119,8 +126,11 @@ class Intake:
 
     def _take(self, result: Group | GroupFailed) -> None:
         if isinstance(result, GroupFailed):
+            self._too_long_in_a_row += result.took_too_long
             self._give_up("failed", result.group, result.cause, result.tokens)
-        elif self._config.zero_variance == "replace" and self._is_zero_variance(result):
+            return
+        self._too_long_in_a_row = 0
+        if self._config.zero_variance == "replace" and self._is_zero_variance(result):
             tokens = sum(one.generated_tokens for one in result.trajectories)
             self._give_up("filtered", result.group, "zero_variance", tokens)
         else:
@@ -144,16 +154,25 @@ class Intake:
         self._in_a_row += 1
         admission = self._scheduler.replace(group)
         self._start([] if admission is None else [admission])
-        if self._in_a_row >= self._limit:
-            given_up = self._recorder.state.given_up
-            failed, filtered = given_up["failed"], given_up["filtered"]
-            look_at = "environment's errors (logs/)" if event == "failed" else "task's rewards"
-            self.close(
-                RunError(
-                    f"{self._in_a_row} groups in a row were given up and none was kept ({failed} failed and {filtered} "
-                    f"had equal rewards so far), so nothing can be trained; look at the {look_at}. The last: "
-                    f"group {group}: {cause}"
-                )
-            )
+        why = self._why_hopeless(event)
+        if why:
+            self.close(RunError(f"{why}. The last: group {group}: {cause}"))
         elif admission is None:
             self._results.put_nowait(DataUsedUp())
+
+    def _why_hopeless(self, event: str) -> str:
+        """Empty while another group may still be kept. event: of the latest that was given up."""
+        if self._too_long_in_a_row >= self._too_long_limit:
+            return (
+                f"{self._too_long_in_a_row} groups in a row were given up because a trajectory took too long, and none "
+                "ended between them, so nothing can be trained; see to what your environment waits for, or raise "
+                "environment_timeout"
+            )
+        if self._in_a_row < self._limit:
+            return ""
+        failed, filtered = (self._recorder.state.given_up[kind] for kind in ("failed", "filtered"))
+        look_at = "environment's errors (logs/)" if event == "failed" else "task's rewards"
+        return (
+            f"{self._in_a_row} groups in a row were given up and none was kept ({failed} failed and {filtered} had "
+            f"equal rewards so far), so nothing can be trained; look at the {look_at}"
+        )

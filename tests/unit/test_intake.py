@@ -5,11 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.config import Adam, GroupCompletion, Truncation
+from pipeline.config import Adam, GroupCompletion, Schedule, Truncation
 from pipeline.errors import RunError
 from pipeline.journal.recorder import Recorder
 from pipeline.losses import CISPO
-from pipeline.schedule import Scheduler, ScheduleRules
+from pipeline.make_spec import make_rules
+from pipeline.rollouts.running_group import GroupFailed
+from pipeline.schedule import Scheduler
 from pipeline.trainer_config import EngineConfig, TrainerConfig
 from pipeline.training.intake import Intake
 from pipeline.trajectory import Group, Span, Trajectory
@@ -34,19 +36,18 @@ class Rollouts:
 
 
 class Play:
-    """An intake that has admitted two groups, of a run that replaces those of equal rewards."""
+    """An intake that has admitted two groups, of a run that replaces those of equal rewards, if not told otherwise."""
 
     def __init__(self, **options):
+        defaults = {"engine": EngineConfig(), "groups_per_step": 2, "max_staleness": 0}
         config = TrainerConfig(
-            engine=EngineConfig(),
             optimizer=Adam(lr=1e-3),
             loss=CISPO(normalize="token"),
-            groups_per_step=2,
-            max_staleness=0,
             zero_variance="replace",
-            **({"completion": GroupCompletion(mode="wait")} | options),
+            group_size=4,
+            **(defaults | {"completion": GroupCompletion(mode="wait")} | options),
         )
-        rules = ScheduleRules(groups_per_step=2, group_size=4, max_staleness=0, steps=9, num_rows=9)
+        rules = make_rules(config, rows=[{}] * 9, steps=9)
         self.events = []
         run = SimpleNamespace(
             ledger=SimpleNamespace(write_reservations=lambda epoch, reservations: None),
@@ -109,6 +110,42 @@ def test_only_groups_given_up_one_after_another_end_the_run(monkeypatch, kept_be
         assert play.intake.empty
     else:
         assert isinstance(error := play.intake.get_nowait(), RunError) and "4 groups in a row" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("between", "is_over"),
+    [(None, True), ("failed", True), ("kept", False), ("filtered", False)],
+)
+def test_fewer_groups_that_took_too_long_end_the_run(between, is_over):
+    """With the default limits each of them takes half an hour. Two groups run at a time, so eight are enough."""
+    play = Play(on_failure="replace")
+    failed = [GroupFailed(index, f"reward of trajectory {index}.0 took longer", 0, True) for index in range(8)]
+    for one in failed[:7]:
+        play.rollouts.deliver(one)
+    assert play.intake.empty
+    if between == "failed":
+        play.rollouts.deliver(GroupFailed(8, "reward raised", 0, False))
+    elif between is not None:
+        play.deliver(8, [0.5] * 4 if between == "filtered" else [0.0, 1.0, 0.5, 0.5])
+    if between == "kept":
+        assert play.intake.get_nowait().group == 8
+    play.rollouts.deliver(failed[7])
+    assert play.intake.empty != is_over
+    if is_over:
+        error = play.intake.get_nowait()
+        assert isinstance(error, RunError) and str(error).startswith("8 groups in a row were given up because")
+        assert str(error).endswith("The last: group 7: reward of trajectory 7.0 took longer")
+
+
+@pytest.mark.parametrize(("concurrency", "enough"), [(100, 36), (40, 20), (1, 8)])
+def test_how_many_that_took_too_long_are_enough_goes_by_how_many_run_at_a_time(concurrency, enough):
+    """18 are let in at a time; with places for 40 trajectories, ten groups of four run; with one place, one."""
+    engine = EngineConfig(schedule=Schedule(concurrency=concurrency, max_sample_requests=1))
+    play = Play(on_failure="replace", groups_per_step=6, max_staleness=2, engine=engine)
+    for index in range(enough):
+        assert play.intake.empty
+        play.rollouts.deliver(GroupFailed(index, "too long", 0, True))
+    assert isinstance(play.intake.get_nowait(), RunError)
 
 
 @pytest.mark.parametrize("rewards", [[0.5] * 4, [0.5, 0.5, 0.5, 0.25]], ids=["given up", "kept"])

@@ -15,16 +15,18 @@ from workers.messages import EnvironmentReplies, EnvironmentReply
 
 
 class Failing(Hosts):
-    """A call of one trajectory's environment fails at its first `times` attempts, and is lost to nobody."""
+    """A call of one trajectory's environment fails at its first `times` attempts, and is lost to nobody. result: of its
+    replies.
+    """
 
-    def __init__(self, script, who, times, call="turn"):
+    def __init__(self, script, who, times, call="turn", result=None):
         super().__init__(script)
-        self._who, self._times, self._call = who, times, call
+        self._who, self._times, self._call, self._result = who, times, call, result or {}
 
     def _take(self, client, call):
         if (call.group, call.member) == self._who and call.call == self._call and self._times:
             self._times -= 1
-            reply = EnvironmentReply(call.request, {}, [], 0.0, "It broke.")
+            reply = EnvironmentReply(call.request, self._result, [], 0.0, "It broke.")
             asyncio.get_running_loop().call_soon(client.receive, EnvironmentReplies([reply]))
         else:
             super()._take(client, call)
@@ -78,8 +80,16 @@ def test_its_group_fails_when_it_has_started_again_often_enough(max_retries):
     suffix = f", at its attempt {1 + max_retries} (max_retries = {max_retries})" if max_retries else "."
     assert results[0].cause == f"It broke{suffix}"
     assert len(events.of("retry")) == max_retries and {e["trajectory"] for e in events.of("retry")} <= {"0.0"}
-    assert results[1].members == [0, 1]
+    assert results[1].members == [0, 1] and not results[0].took_too_long
     assert played.log.counters.failures == 1 + max_retries
+
+
+@pytest.mark.parametrize("max_retries", [0, 2])
+def test_a_group_that_failed_for_taking_too_long_says_so(max_retries):
+    script = [group(member(2), member(30))]
+    played, _ = play(script, Failing(script, (0, 0), 9, result={"timed_out": True}), max_retries=max_retries)
+    ((_, result),) = played.results
+    assert result.took_too_long and played.log.counters.timeouts == 1 + max_retries
 
 
 def test_the_run_ends_with_the_last_error_if_failures_stop_it():
