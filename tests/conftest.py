@@ -55,6 +55,7 @@ def no_leftovers(request):
     os.environ[MARK] = mark
     blocks = shared_memory_files()
     yield
+    KEPT.forget()
     del os.environ[MARK]
     left = leftovers(mark, blocks)
     deadline = time.monotonic() + PATIENCE_SECONDS

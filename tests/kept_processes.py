@@ -19,13 +19,35 @@ import pytest
 
 import pipeline as rl
 from pipeline.commands import cli
+from pipeline.processes.worker_handle import WorkerHandle
 from pipeline.processes.worker_pool import WorkerPool
 
+OUR_ENVIRONMENTS = "pipeline.tasks."  # how the paths of environments begin in which there is no code of a user's
 SIGNALS = (signal.SIGINT, signal.SIGTERM)  # whose handlers a command changes for good
+
+
+class KeptHandle(WorkerHandle):
+    """Knows whether its process may have imported a user's modules, which it does once and for all."""
+
+    holds_users_code = False
+
+    def spawn(self, *arguments: Any) -> None:
+        self.holds_users_code = False
+        super().spawn(*arguments)
+
+    async def start(self, config: dict[str, Any], log_dir: str) -> dict[str, Any]:
+        environment = config.get("environment", "")
+        paths = environment.values() if isinstance(environment, dict) else [environment]
+        self.holds_users_code |= not all(path.startswith(OUR_ENVIRONMENTS) for path in paths)
+        return await super().start(config, log_dir)
 
 
 class KeptProcesses(WorkerPool):
     """A pool that its Supervisors leave as it is; `end` ends it."""
+
+    def handle(self, role: str, index: int, module: str, threads: int) -> WorkerHandle:
+        self._handles.setdefault((role, index), KeptHandle(role, index, module, threads))
+        return super().handle(role, index, module, threads)
 
     def close(self) -> None:
         """What a Supervisor calls at its end."""
@@ -54,11 +76,12 @@ class KeptProcesses(WorkerPool):
             finally:
                 for number, handler in handlers.items():
                     signal.signal(number, handler)
-        self.forget()
+        self.forget(users_code_only=True)
 
     @contextlib.contextmanager
     def supervisor(self, *arguments: Any, **options: Any) -> Iterator[rl.Supervisor]:
         """A Supervisor with these options, on these processes; no other takes them meanwhile."""
+        self.forget()
         with self.serve():
             model = rl.Supervisor(*arguments, **options)
         yield model
@@ -66,10 +89,10 @@ class KeptProcesses(WorkerPool):
             self.end()
         self.forget()
 
-    def forget(self) -> None:
-        """End the environment processes, in which a user's modules are imported once and for all."""
+    def forget(self, *, users_code_only: bool = False) -> None:
+        """End the environment processes; those alone in which a user's modules may be, if asked for."""
         for handle in self.handles:
-            if handle.role == "environment":
+            if handle.role == "environment" and (handle.holds_users_code or not users_code_only):
                 handle.discard()
 
     def command(self, directory: Path, *arguments: str) -> tuple[int, str, str]:
