@@ -18,9 +18,9 @@ from pipeline.events import EventLog
 from pipeline.memory.estimate import HOST
 from pipeline.model_directory import TINY_NAME, TOOL_FORMATS, ModelSource, open_model, open_tiny
 from pipeline.processes.active_run import ActiveRun
-from pipeline.processes.learner_history import LearnerHistory
+from pipeline.processes.learner.learner_history import LearnerHistory
 from pipeline.processes.system_limits import refuse_small_limits
-from pipeline.processes.worker_pool import WorkerPool
+from pipeline.processes.worker.worker_pool import WorkerPool
 from pipeline.run_spec import RunSpec
 from pipeline.tasks import TASKS
 from pipeline.user_code.source import EnvSource

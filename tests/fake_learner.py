@@ -9,8 +9,7 @@ from pipeline.checkpoints.checkpoints import Checkpoints
 from pipeline.checkpoints.saved import find_checkpoints
 from pipeline.config import Checkpointing
 from pipeline.events import EventLog
-from pipeline.processes.learner_history import OPTIMIZER
-from workers.model_files.tensor_files import SINGLE
+from workers.model_files.tensor_files import OPTIMIZER, SINGLE
 
 FILES = {"config.json": b"{}", "more/notes.txt": b"x"}
 WRITTEN = {SINGLE, OPTIMIZER, "config.json", "more/notes.txt", "state.msgpack", "complete.msgpack"}

@@ -19,8 +19,8 @@ import pytest
 
 import pipeline as rl
 from pipeline.commands import cli
-from pipeline.processes.worker_handle import WorkerHandle
-from pipeline.processes.worker_pool import WorkerPool
+from pipeline.processes.worker.worker_handle import WorkerHandle
+from pipeline.processes.worker.worker_pool import WorkerPool
 
 OUR_ENVIRONMENTS = "pipeline.tasks."  # how the paths of environments begin in which there is no code of a user's
 SIGNALS = (signal.SIGINT, signal.SIGTERM)  # whose handlers a command changes for good

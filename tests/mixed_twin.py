@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import torch
 
-from pipeline.processes.sampler_client import SegmentResult
+from pipeline.processes.sampler.sampler_client import SegmentResult
 from tests.engine_twin import CONFIG, SEED, make_weights
 from workers.engine import Engine
 from workers.engine_requests import EngineRequest, FinishedSegment

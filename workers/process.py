@@ -149,8 +149,8 @@ class WorkerProcess:
             return "is still running"
         if status == -signal.SIGKILL and self._memory_kills != memory_kills():
             return (
-                "was killed by SIGKILL, probably for want of memory: the kernel has ended processes for that since this "
-                "one started; give the machine or container more, or use less"
+                "was killed by SIGKILL, probably for want of memory: the kernel has ended processes for that since "
+                "this one started; give the machine or container more, or use less"
             )
         if status < 0:
             return f"was killed by {signal.Signals(-status).name}"

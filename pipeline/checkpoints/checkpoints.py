@@ -22,14 +22,13 @@ from pipeline.config import Checkpointing
 from pipeline.config_checks import warn
 from pipeline.errors import ConfigError
 from pipeline.events import EventLog
-from pipeline.processes.learner_history import OPTIMIZER
 from pipeline.run_files import CHECKPOINTS
 from pipeline.run_warnings import warn_of_run
 from pipeline.synced_files import TEMPORARY, remove, sync_directory, write_file, write_files
 from workers.disk_space import no_space, require_space
 from workers.errors import CheckpointError
 from workers.model_config import ModelConfig, checkpoint_bytes
-from workers.model_files.tensor_files import SINGLE
+from workers.model_files.tensor_files import OPTIMIZER, SINGLE
 
 Value = TypeVar("Value")
 

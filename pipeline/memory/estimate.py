@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pipeline.errors import ConfigError
 from pipeline.memory.activations import PassCost, learner_cost, sampler_cost
-from pipeline.processes.run_blocks import BATCH_QUEUE_BYTES, REQUEST_QUEUE_BYTES, reply_queue_bytes
+from pipeline.processes.worker.run_blocks import BATCH_QUEUE_BYTES, REQUEST_QUEUE_BYTES, reply_queue_bytes
 from pipeline.run_spec import RunSpec
 from shm.layout import ELEMENT_BYTES
 from workers.model_config import ModelConfig, layout

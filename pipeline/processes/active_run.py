@@ -11,18 +11,18 @@ from pipeline.endpoint.openai_endpoint import OpenAIEndpoint
 from pipeline.errors import RunError, of_a_message
 from pipeline.events import EventLog
 from pipeline.gather import gather_all
-from pipeline.processes.environment_client import EnvironmentClient
-from pipeline.processes.environment_hosts import EnvironmentHosts
-from pipeline.processes.learner_client import LearnerClient
-from pipeline.processes.learner_history import LearnerHistory
-from pipeline.processes.run_blocks import RunBlocks
-from pipeline.processes.run_learner import RunLearner
-from pipeline.processes.run_samplers import RunSamplers
-from pipeline.processes.run_workers import RunWorkers, process_name
-from pipeline.processes.sampler_client import SamplerClient
-from pipeline.processes.slot_table import SlotTable
-from pipeline.processes.worker_pool import WorkerPool
-from pipeline.processes.worker_watch import WorkerWatch
+from pipeline.processes.environment.environment_client import EnvironmentClient
+from pipeline.processes.environment.environment_hosts import EnvironmentHosts
+from pipeline.processes.learner.learner_client import LearnerClient
+from pipeline.processes.learner.learner_history import LearnerHistory
+from pipeline.processes.learner.run_learner import RunLearner
+from pipeline.processes.learner.slot_table import SlotTable
+from pipeline.processes.sampler.run_samplers import RunSamplers
+from pipeline.processes.sampler.sampler_client import SamplerClient
+from pipeline.processes.worker.run_blocks import RunBlocks
+from pipeline.processes.worker.run_workers import RunWorkers, process_name
+from pipeline.processes.worker.worker_pool import WorkerPool
+from pipeline.processes.worker.worker_watch import WorkerWatch
 from pipeline.run_spec import RunSpec
 from pipeline.user_code.source import EnvSource
 from shm.ledger import WorkerRow

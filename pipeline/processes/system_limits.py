@@ -1,7 +1,7 @@
 """What a run needs that a process may have only so much of, compared with that before any process starts."""
 
 from pipeline.errors import ConfigError
-from pipeline.processes.run_blocks import BATCH_QUEUE_BYTES, REQUEST_QUEUE_BYTES, reply_queue_bytes
+from pipeline.processes.worker.run_blocks import BATCH_QUEUE_BYTES, REQUEST_QUEUE_BYTES, reply_queue_bytes
 from pipeline.run_spec import RunSpec
 from workers.limits import largest_file, open_descriptors, raise_descriptor_limit
 from workers.model_config import layout

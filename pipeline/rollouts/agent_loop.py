@@ -24,7 +24,7 @@ from pipeline.errors import (
     TookTooLongError,
     TrajectoryError,
 )
-from pipeline.processes.environment_handle import Dropped, EnvironmentHandle, EnvironmentLost
+from pipeline.processes.environment.environment_handle import Dropped, EnvironmentHandle, EnvironmentLost
 from pipeline.rollouts.doing import Doing, in_line
 from pipeline.rollouts.sampled_turns import CUT, TURN, SampledTurns
 from pipeline.trajectory import Trajectory

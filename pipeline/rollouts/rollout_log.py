@@ -2,7 +2,7 @@
 
 from pipeline.errors import TookTooLongError, TrajectoryError
 from pipeline.events import EventLog
-from pipeline.processes.sampler_client import SegmentResult
+from pipeline.processes.sampler.sampler_client import SegmentResult
 from pipeline.rollouts.sampling_counters import SamplingCounters
 from pipeline.trajectory import Trajectory
 from workers.messages import EnvironmentReply

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.config import GroupCompletion
 from pipeline.errors import HopelessError, TookTooLongError, TrajectoryError
-from pipeline.processes.sampler_client import SamplerClient
+from pipeline.processes.sampler.sampler_client import SamplerClient
 from pipeline.rollouts.agent_loop import AgentLoop
 from pipeline.rollouts.completion import Decision, GroupProgress
 from pipeline.rollouts.kept_members import KeptMembers, RunningMember

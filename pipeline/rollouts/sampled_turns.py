@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.chat.format import ChatFormat, ModelTurn, Rendered, assistant_message
 from pipeline.config import Budget
-from pipeline.processes.sampler_client import SegmentResult
+from pipeline.processes.sampler.sampler_client import SegmentResult
 from pipeline.rollouts.budget import next_request_tokens, tokens_left
 from pipeline.rollouts.doing import Doing
 from pipeline.trajectory import Span, Trajectory

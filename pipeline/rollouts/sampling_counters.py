@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from pipeline.processes.sampler_client import SegmentResult
+from pipeline.processes.sampler.sampler_client import SegmentResult
 
 
 class SamplingCounters:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.chat.format import ModelTurn
 from pipeline.errors import TrajectoryError
-from pipeline.processes.environment_handle import Dropped, EnvironmentHandle, EnvironmentLost
+from pipeline.processes.environment.environment_handle import Dropped, EnvironmentHandle, EnvironmentLost
 from pipeline.rollouts.doing import Doing, acting, in_line
 from pipeline.rollouts.sampled_turns import CUT, TURN, SampledTurns
 from pipeline.trajectory import Trajectory

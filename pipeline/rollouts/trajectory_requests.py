@@ -11,7 +11,7 @@ import asyncio
 
 from pipeline.priority import Priority
 from pipeline.processes.active_run import ActiveRun
-from pipeline.processes.sampler_client import Pick, SamplerClient, SegmentResult
+from pipeline.processes.sampler.sampler_client import Pick, SamplerClient, SegmentResult
 from pipeline.rollouts.sampling_counters import SamplingCounters
 from pipeline.rollouts.version_choice import choose_version
 from pipeline.trainer_config import EngineConfig

@@ -8,8 +8,8 @@ import time
 from typing import Any
 
 from pipeline.processes.active_run import ActiveRun
-from pipeline.processes.run_workers import process_name
-from pipeline.processes.worker_handle import WorkerHandle
+from pipeline.processes.worker.run_workers import process_name
+from pipeline.processes.worker.worker_handle import WorkerHandle
 from pipeline.stalls.tasks import task_lines
 from shm.errors import LedgerError
 from shm.ledger import Activity, Ledger, WorkerRow, WorkerState

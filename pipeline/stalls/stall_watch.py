@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import RunError
-from pipeline.processes.stillness import MOST_SECONDS
+from pipeline.processes.worker.stillness import MOST_SECONDS
 from pipeline.run_warnings import warn_of_run
 
 LOOK_SECONDS = 1.0

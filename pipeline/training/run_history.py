@@ -8,7 +8,7 @@ from pipeline.errors import JournalError
 from pipeline.journal.journal_files import read
 from pipeline.journal.records import BatchRecord, rows_of
 from pipeline.journal.run_state import RunState, TrainingNow
-from pipeline.processes.learner_history import PastUpdate
+from pipeline.processes.learner.learner_history import PastUpdate
 from pipeline.run_files import FIRST_JOURNAL_FILE
 
 

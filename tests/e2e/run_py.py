@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from pipeline.processes.run_workers import MODULES
+from pipeline.processes.worker.run_workers import MODULES
 from workers import keeper
 
 ROOT = Path(__file__).parent.parent.parent

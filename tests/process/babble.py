@@ -14,7 +14,7 @@ from running import published_weights
 import pipeline as rl
 from pipeline.chat.tiny import TerseChat
 from pipeline.processes.active_run import ActiveRun
-from pipeline.processes.sampler_client import SegmentResult
+from pipeline.processes.sampler.sampler_client import SegmentResult
 from pipeline.rollouts.rollout_log import RolloutLog
 from pipeline.rollouts.trajectory_requests import TrajectoryRequests
 from tests.mixed_twin import Recomputed

@@ -9,7 +9,7 @@ import pytest
 from running import audit, events_of, make_trainer
 
 import pipeline as rl
-from pipeline.processes.worker_handle import WorkerHandle
+from pipeline.processes.worker.worker_handle import WorkerHandle
 from pipeline.tasks import guess
 from workers.errors import WorkerDied
 from workers.messages import Ready
@@ -53,7 +53,7 @@ def test_process_that_dies_while_the_sampler_still_starts_is_replaced(model, tmp
 
 
 def test_sampler_that_dies_before_it_is_ready_ends_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.processes.run_blocks.RunBlocks.sampler_config", lambda *_: {"threads": "none"})
+    monkeypatch.setattr("pipeline.processes.worker.run_blocks.RunBlocks.sampler_config", lambda *_: {"threads": "none"})
     with rl.Supervisor(device="cpu") as model:
         with pytest.raises(WorkerDied, match="The sampler 0 stopped: "):
             rl.run(make_trainer(model, tmp_path / "run"), ROWS, steps=1)

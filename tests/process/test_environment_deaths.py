@@ -24,7 +24,7 @@ def model(kept):
 
 @pytest.fixture(autouse=True)
 def short_grace(monkeypatch):
-    monkeypatch.setattr("pipeline.processes.environment_watch.GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("pipeline.processes.environment.environment_watch.GRACE_SECONDS", 0.5)
     monkeypatch.setattr("pipeline.processes.active_run.WATCH_SECONDS", 0.25)
 
 

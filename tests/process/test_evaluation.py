@@ -11,7 +11,7 @@ from running import audit, events_of, make_trainer
 import pipeline as rl
 from pipeline.data.row_order import RowOrder
 from pipeline.json_lines import JsonLines
-from pipeline.processes.environment_client import EnvironmentClient
+from pipeline.processes.environment.environment_client import EnvironmentClient
 from pipeline.tasks import guess
 
 ROWS = guess.train_rows(0)

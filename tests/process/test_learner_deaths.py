@@ -17,13 +17,13 @@ from dying_learner import POINTS
 from running import audit, events_of, make_trainer, published_weights, steps_taken
 
 import pipeline as rl
-from pipeline.processes import run_workers
-from pipeline.processes.learner_history import OPTIMIZER
+from pipeline.processes.worker import run_workers
 from pipeline.tasks import guess
 from pipeline.training.run_history import RunHistory
 from workers.model import init_flat
 from workers.model_files.flat_weights import load_flat
 from workers.model_files.optimizer_file import load_optimizer
+from workers.model_files.tensor_files import OPTIMIZER
 from workers.packing import TrainingRows
 from workers.training import Trainee
 

@@ -324,7 +324,7 @@ def test_agents_whose_process_dies_start_again_with_another_token(model, tmp_pat
 
 
 def test_an_agent_that_lets_no_other_run_costs_its_own_group(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.processes.environment_watch.GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("pipeline.processes.environment.environment_watch.GRACE_SECONDS", 0.5)
     monkeypatch.setattr(rl.OpenAIEndpoint, "silence_timeout", lambda endpoint, timeout: 4.0)
     options = {"on_failure": "replace", "max_staleness": 0, "max_retries": 0}
     trained, metrics = run_agent(model, tmp_path, "spinning", **options)

@@ -18,7 +18,7 @@ from babble import (
 from running import audit, events_of
 
 import pipeline as rl
-from pipeline.processes import run_blocks
+from pipeline.processes.worker import run_blocks
 from workers.errors import WorkerDied
 from workers.transfer import IN_PIECES, Outbox
 

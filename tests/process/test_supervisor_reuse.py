@@ -11,8 +11,8 @@ from process_envs import MasksAll
 from running import audit, events_of, make_trainer
 
 import pipeline as rl
-from pipeline.processes.run_workers import MODULES
-from pipeline.processes.worker_handle import WorkerHandle
+from pipeline.processes.worker.run_workers import MODULES
+from pipeline.processes.worker.worker_handle import WorkerHandle
 from pipeline.tasks import guess
 from workers.messages import Hello
 

@@ -8,7 +8,7 @@ import pytest
 from running import audit, events_of, make_trainer, metrics_of, steps_taken
 
 import pipeline as rl
-from pipeline.processes.log_limit import limit_log
+from pipeline.processes.environment.log_limit import limit_log
 from pipeline.tasks import guess
 
 SECONDS = 120.0  # bound on every run
@@ -22,7 +22,7 @@ def model(kept):
 
 @pytest.fixture(autouse=True)
 def short_grace(monkeypatch):
-    monkeypatch.setattr("pipeline.processes.environment_watch.GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("pipeline.processes.environment.environment_watch.GRACE_SECONDS", 0.5)
     monkeypatch.setattr("pipeline.processes.active_run.WATCH_SECONDS", 0.25)
 
 
@@ -162,7 +162,7 @@ def test_tools_that_block_their_threads_end_at_their_deadline_and_hold_nobody_up
 def test_what_tools_give_and_print_too_much_of_is_cut_and_counted(model, tmp_path, monkeypatch):
     """HR77: of results the model reads the start, of the log the end stays."""
     limit = functools.partial(limit_log, max_bytes=100_000, kept_bytes=1000)
-    monkeypatch.setattr("pipeline.processes.environment_watch.limit_log", limit)
+    monkeypatch.setattr("pipeline.processes.environment.environment_watch.limit_log", limit)
     run_dir = tmp_path / "run"
 
     async def act(step):

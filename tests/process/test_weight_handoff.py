@@ -7,7 +7,7 @@ import pytest
 from running import audit, events_of, make_trainer, steps_taken
 
 import pipeline as rl
-from pipeline.processes import run_workers
+from pipeline.processes.worker import run_workers
 from pipeline.tasks import guess
 
 ROWS = guess.train_rows(0)

@@ -9,9 +9,9 @@ import pytest
 from running import audit, events_of, make_trainer, steps_taken
 
 import pipeline as rl
-from pipeline.processes.run_workers import MODULES
-from pipeline.processes.sampler_client import Pick
-from pipeline.processes.worker_handle import READY_SECONDS, WorkerHandle
+from pipeline.processes.sampler.sampler_client import Pick
+from pipeline.processes.worker.run_workers import MODULES
+from pipeline.processes.worker.worker_handle import READY_SECONDS, WorkerHandle
 from pipeline.tasks import guess
 from workers.errors import WorkerDied
 from workers.messages import Hello, Ready
@@ -150,7 +150,7 @@ def test_death_in_the_tick_of_ready_of_a_restart_is_followed_by_another(model, t
 
 
 def test_learner_killed_while_a_batch_larger_than_its_ring_is_sent_gets_all_of_it_again(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.processes.run_blocks.BATCH_QUEUE_BYTES", 1024)
+    monkeypatch.setattr("pipeline.processes.worker.run_blocks.BATCH_QUEUE_BYTES", 1024)
 
     async def act(step):
         if step.n == 1:
@@ -235,7 +235,7 @@ def test_request_whose_trajectory_is_released_gives_its_room_and_place_back(mode
 
 
 def test_a_halted_learner_is_not_waited_for_when_the_end_was_asked_for_twice(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.processes.worker_handle.END_SECONDS", 3600.0)
+    monkeypatch.setattr("pipeline.processes.worker.worker_handle.END_SECONDS", 3600.0)
     trainer, pids = make_trainer(model, tmp_path / "run"), []
 
     async def act(step):
@@ -251,8 +251,8 @@ def test_a_halted_learner_is_not_waited_for_when_the_end_was_asked_for_twice(mod
 
 
 def test_users_code_that_holds_its_process_does_not_hold_up_the_end(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.processes.worker_handle.END_SECONDS", 3600.0)
-    monkeypatch.setattr("pipeline.processes.worker_handle.USER_CODE_END_SECONDS", 0.5)
+    monkeypatch.setattr("pipeline.processes.worker.worker_handle.END_SECONDS", 3600.0)
+    monkeypatch.setattr("pipeline.processes.worker.worker_handle.USER_CODE_END_SECONDS", 0.5)
     one = {"environment_processes": 1}
     trainer, pids = make_trainer(model, tmp_path / "run", env="process_envs:Hanging", sampling=one), []
 
@@ -297,7 +297,7 @@ def test_idle_workers_hold_no_memory_of_the_run_before(pair, tmp_path):
 
 
 def test_hung_environment_process_is_replaced_for_the_next_run(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.processes.environment_watch.GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("pipeline.processes.environment.environment_watch.GRACE_SECONDS", 0.0)
     hanging = make_trainer(model, tmp_path / "hangs", env="process_envs:Hanging", timeout=0.5)
     with pytest.raises(rl.RunError, match=r"on_turn of trajectory .* = 0\.5 s, and could not be cancelled"):
         train(hanging, 1)

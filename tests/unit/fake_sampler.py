@@ -3,7 +3,7 @@
 import asyncio
 from array import array
 
-from pipeline.processes.sampler_client import Pick
+from pipeline.processes.sampler.sampler_client import Pick
 from shm.queue import QueueConsumer, QueueProducer
 from workers.messages import Generate, Payload, Release, Segment, Segments
 from workers.transfer import Inbox

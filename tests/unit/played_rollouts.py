@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 from pipeline.chat.format import ParsedTurn, Rendered
 from pipeline.config import Budget, GroupCompletion, Schedule
-from pipeline.processes.environment_client import EnvironmentClient
-from pipeline.processes.sampler_client import SegmentResult
-from pipeline.processes.slot_table import SlotTable
+from pipeline.processes.environment.environment_client import EnvironmentClient
+from pipeline.processes.learner.slot_table import SlotTable
+from pipeline.processes.sampler.sampler_client import SegmentResult
 from pipeline.rollouts.rollout_log import RolloutLog
 from pipeline.rollouts.rollouts import Rollouts
 from pipeline.rollouts.sampling_counters import SamplingCounters

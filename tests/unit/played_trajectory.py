@@ -4,7 +4,7 @@ import asyncio
 
 from pipeline.chat.format import ParsedTurn, Rendered
 from pipeline.config import Budget
-from pipeline.processes.sampler_client import SegmentResult
+from pipeline.processes.sampler.sampler_client import SegmentResult
 from pipeline.rollouts.sampled_turns import SampledTurns
 from pipeline.rollouts.trajectory_loop import TrajectoryLoop
 from pipeline.trajectory import Trajectory

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.endpoint.refusal import Refusal
 from pipeline.errors import TrajectoryError
-from pipeline.processes.environment_handle import EnvironmentLost
+from pipeline.processes.environment.environment_handle import EnvironmentLost
 from tests.unit.played_agent import IDLE, play, user
 from workers.messages import EnvironmentReply
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from pipeline.errors import RunError, TrajectoryError
-from pipeline.processes.environment_client import EnvironmentClient
-from pipeline.processes.environment_handle import Dropped
+from pipeline.processes.environment.environment_client import EnvironmentClient
+from pipeline.processes.environment.environment_handle import Dropped
 from workers.message_codec import encode
 from workers.messages import EnvironmentReplies, EnvironmentReply, Environments
 

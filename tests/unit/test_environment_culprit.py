@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.environments.activity import Entry, Look
-from pipeline.processes.environment_culprit import judge
+from pipeline.processes.environment.environment_culprit import judge
 
 SECOND = 10**9
 NOW = 1000 * SECOND

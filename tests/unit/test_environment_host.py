@@ -12,7 +12,7 @@ from environment_session import ROW, Quiz, less_line, reset, session
 from pipeline.env import TurnResult, tool
 from pipeline.environments.host import CANCEL_SECONDS, CLOSE_SECONDS
 from pipeline.errors import InfrastructureError
-from pipeline.processes.worker_handle import USER_CODE_END_SECONDS
+from pipeline.processes.worker.worker_handle import USER_CODE_END_SECONDS
 from workers.message_codec import encode
 from workers.messages import EnvironmentReplies
 

@@ -10,7 +10,7 @@ from pipeline.env import Env, TurnResult, check_env_class
 from pipeline.environments.host import EnvironmentHost
 from pipeline.environments.values import MAX_SNAPSHOT_BYTES
 from pipeline.errors import ConfigTypeError
-from pipeline.processes.environment_client import EnvironmentClient
+from pipeline.processes.environment.environment_client import EnvironmentClient
 from workers.messages import EnvironmentReplies
 
 

@@ -7,7 +7,7 @@ import pytest
 import pipeline as rl
 from pipeline.environments.activity import private_board
 from pipeline.environments.thread import EnvironmentThread
-from pipeline.processes.environment_client import EnvironmentClient
+from pipeline.processes.environment.environment_client import EnvironmentClient
 
 
 class Changing(rl.Env):

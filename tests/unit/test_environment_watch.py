@@ -6,9 +6,9 @@ import pytest
 
 from pipeline.environments.activity import METHODS, now_ns, private_board
 from pipeline.errors import RunError
-from pipeline.processes import environment_watch
-from pipeline.processes.environment_culprit import Verdict
-from pipeline.processes.environment_watch import EnvironmentWatch
+from pipeline.processes.environment import environment_watch
+from pipeline.processes.environment.environment_culprit import Verdict
+from pipeline.processes.environment.environment_watch import EnvironmentWatch
 from workers.errors import WorkerDied
 from workers.messages import EnvironmentCall
 

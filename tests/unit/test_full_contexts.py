@@ -11,7 +11,7 @@ from played_trajectory import PROMPT, STOP, Environment, Played, go_on
 
 from pipeline.advantages import GroupCentered
 from pipeline.config import Truncation
-from pipeline.processes.sampler_client import SegmentResult
+from pipeline.processes.sampler.sampler_client import SegmentResult
 from pipeline.training.batches import make_batch
 
 WORD = 7

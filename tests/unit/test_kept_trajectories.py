@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from pipeline.config import Budget
-from pipeline.processes.sampler_client import SegmentResult
+from pipeline.processes.sampler.sampler_client import SegmentResult
 from pipeline.rollouts.kept_members import (
     KeptMembers,
     RunningMember,

@@ -11,10 +11,9 @@ from dying_learner import POINTS
 from learner_in_process import InProcess, Recorded, Training, some_rows, spec
 
 from pipeline.errors import RunError
-from pipeline.processes.learner_history import OPTIMIZER
 from shm.ledger import State
 from workers.errors import CheckpointError, WorkerDied, WorkerFailed
-from workers.model_files.tensor_files import SINGLE
+from workers.model_files.tensor_files import OPTIMIZER, SINGLE
 
 SECONDS = 20.0  # bound on every run of it
 # What a batch is sent in, and what is trained.
@@ -29,7 +28,7 @@ KINDS = {
 @pytest.fixture(autouse=True)
 def small_ring(monkeypatch):
     """Payloads go in pieces, and a batch fills the ring several times."""
-    monkeypatch.setattr("pipeline.processes.run_blocks.BATCH_QUEUE_BYTES", 1024)
+    monkeypatch.setattr("pipeline.processes.worker.run_blocks.BATCH_QUEUE_BYTES", 1024)
 
 
 def batches(num_updates, num_chunks=1, skipped=()):

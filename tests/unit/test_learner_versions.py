@@ -7,10 +7,9 @@ import torch
 from learner_in_process import InProcess, Recorded, Training, some_rows, spec
 
 from pipeline.errors import RunError
-from pipeline.processes.learner_history import OPTIMIZER
 from shm.ledger import State
 from workers.messages import OptimStep
-from workers.model_files.tensor_files import SINGLE
+from workers.model_files.tensor_files import OPTIMIZER, SINGLE
 
 SECONDS = 20.0  # bound on every run
 
@@ -18,7 +17,7 @@ SECONDS = 20.0  # bound on every run
 @pytest.fixture(autouse=True)
 def small_ring(monkeypatch):
     """Two batches don't fit in it."""
-    monkeypatch.setattr("pipeline.processes.run_blocks.BATCH_QUEUE_BYTES", 1024)
+    monkeypatch.setattr("pipeline.processes.worker.run_blocks.BATCH_QUEUE_BYTES", 1024)
 
 
 def run(coroutine):

@@ -13,10 +13,11 @@ import pytest
 import pipeline as rl
 from pipeline.commands import cli
 from pipeline.errors import ConfigError, RunError
-from pipeline.processes import system_limits, worker_pool
+from pipeline.processes import system_limits
 from pipeline.processes.system_limits import largest_bytes, needed_descriptors, refuse_small_limits
-from pipeline.processes.worker_handle import WorkerHandle
-from pipeline.processes.worker_pool import WorkerPool
+from pipeline.processes.worker import worker_pool
+from pipeline.processes.worker.worker_handle import WorkerHandle
+from pipeline.processes.worker.worker_pool import WorkerPool
 from pipeline.run_directory import make_run_dir
 from pipeline.tasks import guess
 from workers import limits

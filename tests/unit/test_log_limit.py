@@ -1,6 +1,6 @@
 """A log that gets too long is cut to its end, and says so."""
 
-from pipeline.processes.log_limit import limit_log
+from pipeline.processes.environment.log_limit import limit_log
 
 
 def test_a_log_is_cut_to_its_end_and_goes_on_behind_it(tmp_path):

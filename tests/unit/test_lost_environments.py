@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from pipeline.errors import TrajectoryError
-from pipeline.processes.environment_client import MAX_DEATHS, EnvironmentClient
-from pipeline.processes.environment_handle import Dropped, EnvironmentLost
+from pipeline.processes.environment.environment_client import MAX_DEATHS, EnvironmentClient
+from pipeline.processes.environment.environment_handle import Dropped, EnvironmentLost
 from workers.messages import EnvironmentReplies, EnvironmentReply
 
 

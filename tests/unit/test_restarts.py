@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from pipeline.errors import RunError
-from pipeline.processes import restarts
-from pipeline.processes.restarts import RESTART_WINDOW_SECONDS, Restarts
+from pipeline.processes.worker import restarts
+from pipeline.processes.worker.restarts import RESTART_WINDOW_SECONDS, Restarts
 from pipeline.run_warnings import RunWarning
 from workers.errors import WorkerDied, WorkerFailed
 

@@ -7,7 +7,7 @@ import pytest
 import pipeline as rl
 from pipeline.make_spec import make_spec
 from pipeline.memory import fit
-from pipeline.processes.run_blocks import RunBlocks
+from pipeline.processes.worker.run_blocks import RunBlocks
 from pipeline.tasks import guess
 from workers.model_config import TINY, ModelConfig
 from workers.rope_scaling import RopeScaling

@@ -6,7 +6,7 @@ import pytest
 from fake_sampler import REPLY_BYTES, FakeSampler, ask, give_up, run, tick
 
 from pipeline.errors import RunError
-from pipeline.processes.sampler_client import RequestLimit, SamplerClient
+from pipeline.processes.sampler.sampler_client import RequestLimit, SamplerClient
 from shm.queue import QueueProducer
 from workers.messages import Generate, Payload, Release
 

@@ -4,7 +4,7 @@ import pytest
 from fake_sampler import FakeSampler, ask, give_up, run, tick
 
 from pipeline.errors import RunError
-from pipeline.processes.sampler_client import RequestLimit, SamplerClient
+from pipeline.processes.sampler.sampler_client import RequestLimit, SamplerClient
 from workers.messages import Generate, Release
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.processes.sampler_client import SegmentResult
+from pipeline.processes.sampler.sampler_client import SegmentResult
 from pipeline.rollouts.sampling_counters import SamplingCounters
 
 

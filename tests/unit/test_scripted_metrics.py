@@ -15,7 +15,7 @@ import pytest
 import pipeline as rl
 from pipeline.journal.recorder import Recorder
 from pipeline.metrics import metric_of
-from pipeline.processes.slot_table import SlotTable
+from pipeline.processes.learner.slot_table import SlotTable
 from pipeline.rollouts.rollout_log import RolloutLog
 from pipeline.rollouts.rollouts import Rollouts
 from pipeline.rollouts.sampling_counters import SamplingCounters

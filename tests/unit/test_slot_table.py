@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pipeline.errors import RunError
-from pipeline.processes.slot_table import SlotTable
+from pipeline.processes.learner.slot_table import SlotTable
 
 
 @pytest.fixture

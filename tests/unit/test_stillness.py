@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.processes.stillness import NAMED_SECONDS, Phase, Sight, Stillness
+from pipeline.processes.worker.stillness import NAMED_SECONDS, Phase, Sight, Stillness
 from workers.process_stat import ProcessStat
 
 

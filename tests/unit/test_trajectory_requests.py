@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from pipeline.config import KVCache
-from pipeline.processes.sampler_client import SegmentResult
-from pipeline.processes.slot_table import SlotTable
+from pipeline.processes.learner.slot_table import SlotTable
+from pipeline.processes.sampler.sampler_client import SegmentResult
 from pipeline.rollouts.sampling_counters import SamplingCounters
 from pipeline.rollouts.trajectory_requests import TrajectoryRequests
 from pipeline.trainer_config import EngineConfig

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from pipeline.processes.worker_pool import HELD_BACK, WorkerPool
+from pipeline.processes.worker.worker_pool import HELD_BACK, WorkerPool
 
 
 class Worker:

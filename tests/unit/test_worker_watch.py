@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.processes.worker_watch import WorkerWatch
+from pipeline.processes.worker.worker_watch import WorkerWatch
 from shm.errors import LedgerError
 from shm.ledger import Activity, Ledger, LedgerShape
 from workers.process_stat import ProcessStat
@@ -39,8 +39,8 @@ class Machine:
         self.told, self.now, self.code, self.silent = [], 0.0, None, set()
         for handle in self.all:
             self.introduce(handle)
-        monkeypatch.setattr("pipeline.processes.worker_watch.read_stat", lambda pid: self.stats[pid])
-        monkeypatch.setattr("pipeline.processes.worker_watch.bytes_moved", lambda pid: 0)
+        monkeypatch.setattr("pipeline.processes.worker.worker_watch.read_stat", lambda pid: self.stats[pid])
+        monkeypatch.setattr("pipeline.processes.worker.worker_watch.bytes_moved", lambda pid: 0)
         self.watch = WorkerWatch(
             self,
             self.rows,

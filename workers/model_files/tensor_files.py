@@ -17,6 +17,7 @@ from workers.model_files.safetensors_header import DTYPE_BYTES, TensorInfo, read
 from workers.model_files.tensor_names import EMBEDDING, HEAD, hf_places
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+OPTIMIZER = "optimizer.safetensors"  # of a checkpoint, beside its weights
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"  # of peft, beside or without a model
 MAX_LISTED = 20  # names in one sentence
 IGNORED_SUFFIX = ".rotary_emb.inv_freq"

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
 from pipeline.errors import RunError
-from pipeline.processes.learner_client import LEARNER_SECONDS, send_rows
-from pipeline.processes.learner_history import PastUpdate
+from pipeline.processes.learner.learner_client import LEARNER_SECONDS, send_rows
+from pipeline.processes.learner.learner_history import PastUpdate
 from workers.messages import Consumed, GradientsDone, Message, Replayed, ReplayStep
 from workers.transfer import Outbox
 

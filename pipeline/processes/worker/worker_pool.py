@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import zmq
 
 from pipeline.errors import RunError
-from pipeline.processes.worker_handle import WorkerHandle
+from pipeline.processes.worker.worker_handle import WorkerHandle
 from workers.limits import open_descriptors, raise_descriptor_limit, refusal_in_words, require_threads
 from workers.sockets import SocketDirectory
 

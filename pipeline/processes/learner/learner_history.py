@@ -11,8 +11,6 @@ from typing import Protocol
 
 from pipeline.training_rows import Rows
 
-OPTIMIZER = "optimizer.safetensors"  # beside the weights in a checkpoint's directory
-
 
 @dataclass(frozen=True, slots=True)
 class PastUpdate:

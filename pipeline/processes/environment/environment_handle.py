@@ -13,7 +13,7 @@ from pipeline.errors import TookTooLongError, TrajectoryError
 from workers.messages import EnvironmentReply
 
 if TYPE_CHECKING:  # the client makes the handles
-    from pipeline.processes.environment_client import EnvironmentClient
+    from pipeline.processes.environment.environment_client import EnvironmentClient
 
 
 class Dropped(Exception):

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.environments.activity import NUM_BYTES, ActivityBoard
-from pipeline.processes.sampler_client import BYTES_PER_REPLY_TOKEN
 from pipeline.run_spec import RunSpec
 from shm.block import WRONG_LOOKING, Block
 from shm.ledger import Ledger
@@ -15,7 +14,8 @@ from shm.queue import QueueConsumer, QueueProducer
 from workers.model_config import layout
 
 REQUEST_QUEUE_BYTES = 4 << 20  # contexts on their way to one sampler
-REPLY_QUEUE_BYTES = 8 << 20  # segments on their way back, at 8 bytes a token
+BYTES_PER_REPLY_TOKEN = 8  # int32 id and float32 log-prob
+REPLY_QUEUE_BYTES = 8 << 20  # segments on their way back
 BATCH_QUEUE_BYTES = 8 << 20  # rows on their way to the learner, at 20 bytes a token; larger batches go in pieces
 LEARNER_ROW = 0  # of the ledger's worker table; samplers follow
 

@@ -8,9 +8,9 @@ Environment processes are watched, too, but users' code that holds one's loop is
 import time
 from collections.abc import Callable, Mapping
 
-from pipeline.processes.run_workers import RunWorkers, process_name
-from pipeline.processes.stillness import NAMED_SECONDS, Phase, Sight, Stillness
-from pipeline.processes.worker_handle import WorkerHandle
+from pipeline.processes.worker.run_workers import RunWorkers, process_name
+from pipeline.processes.worker.stillness import NAMED_SECONDS, Phase, Sight, Stillness
+from pipeline.processes.worker.worker_handle import WorkerHandle
 from pipeline.run_warnings import warn_of_run
 from shm.errors import LedgerError
 from shm.ledger import WorkerRow

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pipeline.priority import Priority
+from pipeline.processes.worker.run_blocks import BYTES_PER_REPLY_TOKEN
 from shm.errors import QueueError
 from shm.queue import QueueConsumer, QueueProducer, ReplyRoom
 from workers.messages import Consumed, Generate, GenerateRequest, Message, Release, Segments
 from workers.transfer import IN_PIECES, Outbox
 
 BYTES_PER_TOKEN = 4  # int32 id in a request
-BYTES_PER_REPLY_TOKEN = 8  # int32 id and float32 log-prob
 
 
 class Pick(NamedTuple):

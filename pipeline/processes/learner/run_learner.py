@@ -5,16 +5,17 @@ from typing import Any
 
 from pipeline.errors import RunError, of_a_message
 from pipeline.events import EventLog
-from pipeline.processes.learner_client import LearnerClient
-from pipeline.processes.learner_history import OPTIMIZER, LearnerHistory, NothingTrained
-from pipeline.processes.learner_replay import NOWHERE, LearnerReplay
-from pipeline.processes.restarts import Restarts
-from pipeline.processes.run_blocks import RunBlocks
-from pipeline.processes.run_workers import RunWorkers
-from pipeline.processes.slot_table import SlotTable
+from pipeline.processes.learner.learner_client import LearnerClient
+from pipeline.processes.learner.learner_history import LearnerHistory, NothingTrained
+from pipeline.processes.learner.learner_replay import NOWHERE, LearnerReplay
+from pipeline.processes.learner.slot_table import SlotTable
+from pipeline.processes.worker.restarts import Restarts
+from pipeline.processes.worker.run_blocks import RunBlocks
+from pipeline.processes.worker.run_workers import RunWorkers
 from pipeline.run_spec import RunSpec
 from pipeline.run_warnings import warn_of_run
 from workers.errors import WorkerDied, WorkerFailed
+from workers.model_files.tensor_files import OPTIMIZER
 from workers.transfer import Outbox
 
 

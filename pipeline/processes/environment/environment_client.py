@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from pipeline.errors import HopelessError, RunError, TookTooLongError, TrajectoryError
-from pipeline.processes.environment_handle import EnvironmentHandle, EnvironmentLost
+from pipeline.processes.environment.environment_handle import EnvironmentHandle, EnvironmentLost
 from workers.message_codec import encode
 from workers.messages import EnvironmentCall, EnvironmentReplies, EnvironmentReply, Environments, Message
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from pipeline.events import EventLog
 from pipeline.gather import gather_all
-from pipeline.processes.restarts import Restarts
-from pipeline.processes.run_blocks import RunBlocks
-from pipeline.processes.run_workers import RunWorkers
-from pipeline.processes.sampler_client import RequestLimit, SamplerClient
+from pipeline.processes.sampler.sampler_client import RequestLimit, SamplerClient
+from pipeline.processes.worker.restarts import Restarts
+from pipeline.processes.worker.run_blocks import RunBlocks
+from pipeline.processes.worker.run_workers import RunWorkers
 from workers.errors import WorkerDied, WorkerFailed
 
 

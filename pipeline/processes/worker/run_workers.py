@@ -4,9 +4,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.processes.run_blocks import LEARNER_ROW
-from pipeline.processes.worker_handle import WorkerHandle
-from pipeline.processes.worker_pool import WorkerPool
+from pipeline.processes.worker.run_blocks import LEARNER_ROW
+from pipeline.processes.worker.worker_handle import WorkerHandle
+from pipeline.processes.worker.worker_pool import WorkerPool
 from pipeline.run_spec import RunSpec
 from workers.errors import WorkerDied
 

@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from pipeline.environments.activity import ActivityBoard, Entry, Look, now_ns
 from pipeline.errors import RunError
-from pipeline.processes.environment_client import EnvironmentClient, name_of
-from pipeline.processes.environment_culprit import Verdict, judge
-from pipeline.processes.log_limit import limit_log
-from pipeline.processes.restarts import Restarts
-from pipeline.processes.worker_handle import WorkerHandle
+from pipeline.processes.environment.environment_client import EnvironmentClient, name_of
+from pipeline.processes.environment.environment_culprit import Verdict, judge
+from pipeline.processes.environment.log_limit import limit_log
+from pipeline.processes.worker.restarts import Restarts
+from pipeline.processes.worker.worker_handle import WorkerHandle
 from workers.errors import WorkerDied
 from workers.process_stat import processor_ticks, read_stat
 
