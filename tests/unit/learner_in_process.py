@@ -30,7 +30,7 @@ LR = 0.01
 
 def spec(**changes: Any) -> RunSpec:
     values = {
-        "model": replace(LLAMA, vocab_size=50),
+        "model": replace(LLAMA, vocab_size=50, num_layers=1),
         "seed": 3,
         "max_staleness": 2,
         "stale_policy": "wait",

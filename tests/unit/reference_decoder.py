@@ -12,25 +12,19 @@ def normalise(x, gain, eps):
 def turn(x, theta):
     """RoPE on [T, h]: feature i of the first half and feature i of the second are one point of the plane."""
     length, size = x.shape
-    half = size // 2
-    columns = [None] * size
-    for i in range(half):
-        angle = torch.tensor([t * theta ** (-2 * i / size) for t in range(length)], dtype=torch.float64)
-        first, second = x[:, i], x[:, half + i]
-        columns[i] = first * torch.cos(angle) - second * torch.sin(angle)
-        columns[half + i] = second * torch.cos(angle) + first * torch.sin(angle)
-    return torch.stack(columns, dim=1)
+    speeds = torch.tensor([theta ** (-2 * i / size) for i in range(size // 2)], dtype=torch.float64)
+    angles = torch.outer(torch.arange(length, dtype=torch.float64), speeds)
+    first, second = x.chunk(2, dim=1)
+    return torch.cat([first * angles.cos() - second * angles.sin(), first * angles.sin() + second * angles.cos()], 1)
 
 
 def attention(q, k, v, window=0):
     """One head: q, k, v [T, h] -> [T, h]; with a window a token sees that many, itself included."""
-    rows = []
-    for t in range(len(q)):
-        seen = [s for s in range(t + 1) if not window or s > t - window]
-        scores = (k[seen] @ q[t]) / math.sqrt(q.shape[1])
-        shares = torch.exp(scores - scores.max().detach())
-        rows.append((shares / shares.sum()) @ v[seen])
-    return torch.stack(rows)
+    distance = torch.arange(len(q)).unsqueeze(1) - torch.arange(len(q))
+    seen = (distance >= 0) & (distance < (window or len(q)))
+    scores = (q @ k.T / math.sqrt(q.shape[1])).masked_fill(~seen, -math.inf)
+    shares = torch.exp(scores - scores.amax(dim=1, keepdim=True).detach())
+    return shares / shares.sum(dim=1, keepdim=True) @ v
 
 
 def reference_logits(named, config, tokens):

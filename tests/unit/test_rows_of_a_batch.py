@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -36,12 +37,15 @@ def make_engine(config: ModelConfig, **options) -> Engine:
 
 
 def alone(config: ModelConfig, prompts: list[list[int]], **options) -> list[FinishedSegment]:
-    segments = []
-    for number, prompt in enumerate(prompts):
-        engine = make_engine(config, **options)
-        engine.add(request(number, prompt, NUM_NEW))
-        segments += drain(engine, 1)
-    return segments
+    return [one_alone(config, number, tuple(prompt), **options) for number, prompt in enumerate(prompts)]
+
+
+@cache
+def one_alone(config: ModelConfig, number: int, prompt: tuple[int, ...], **options) -> FinishedSegment:
+    engine = make_engine(config, **options)
+    engine.add(request(number, prompt, NUM_NEW))
+    (segment,) = drain(engine, 1)
+    return segment
 
 
 def assert_same(found: list[FinishedSegment], expected: list[FinishedSegment]) -> None:
