@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO
 
 from pipeline.errors import RunError
 from workers.limits import room_at
@@ -17,6 +17,7 @@ from workers.limits import room_at
 # the line for some reader.
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=True).encode
 _encode_readable = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
+_BUFFERED = 1 << 16  # bytes of lines, beyond which they go to the system
 _READ_BACK = 1 << 16  # bytes read at once when a file's last lines are looked for
 _ENDS_LINES = re.compile("[\x85\u2028\u2029\ud800-\udfff]")  # for some reader, or no UTF-8 at all
 
@@ -86,48 +87,63 @@ def _object_in(line: bytes) -> dict[str, Any] | None:
 class JsonLines:
     """A file of JSON objects, one a line, written by one process. Buffered: `flush` hands the lines to the system.
 
-    for_people: letters beyond ASCII stand as themselves, in UTF-8.
+    What can't be written, as on a full disk, stays here for the next try: the file never lacks a line between others.
+    for_people: letters beyond ASCII stand as themselves, in UTF-8. Raises RunError when the file can't be opened.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, for_people: bool = False):
         self._path = Path(path)
         self._for_people = for_people
-        self._file: TextIO | None = open(path, "a", encoding="utf-8")  # closed by close
+        self._waiting = bytearray()  # for the system
+        try:
+            self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise RunError(f"{self._path} can't be opened: {error.strerror}; see to that place.") from error
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one object. Raises RunError when the disk is full, and for a number that is not finite."""
-        if self._file is None:
+        if self._file < 0:
             raise RunError(f"{self._path} is closed; nothing can be written to it any more.")
         try:
             line = _readable(record) if self._for_people else _encode(record)
         except ValueError as error:
             raise RunError(f"A record for {self._path} can't be written as JSON ({error}): {record!r}.") from error
-        self._guard(lambda file: file.write(line + "\n"))
+        self._waiting += line.encode()
+        self._waiting += b"\n"
+        if len(self._waiting) >= _BUFFERED:
+            self.flush()
 
     def flush(self) -> None:
-        if self._file is not None:
-            self._guard(lambda file: file.flush())
+        if self._file >= 0:
+            self._guard(self._write_waiting)
 
     def sync(self) -> None:
         """Flush, and wait until the lines are on the disk."""
-        if self._file is not None:
-            self._guard(lambda file: (file.flush(), os.fsync(file.fileno())))
+        if self._file >= 0:
+            self.flush()
+            self._guard(lambda: os.fsync(self._file))
 
     def close(self) -> None:
         """Flush and close; a second call does nothing."""
-        if self._file is None:
+        if self._file < 0:
             return
-        file, self._file = self._file, None
         try:
-            file.close()
+            self._write_waiting()
         except OSError as error:
             raise RunError(
                 f"{self._path} could not be written to its end: {error.strerror}{room_at(self._path)}."
             ) from error
+        finally:
+            os.close(self._file)
+            self._file = -1
 
-    def _guard(self, act: Callable[[TextIO], Any]) -> None:
+    def _write_waiting(self) -> None:
+        while self._waiting:
+            del self._waiting[: os.write(self._file, self._waiting)]
+
+    def _guard(self, act: Callable[[], Any]) -> None:
         try:
-            act(self._file)
+            act()
         except OSError as error:
             raise RunError(
                 f"{self._path} can't be written: {error.strerror}{room_at(self._path)}; make room, or use another disk."

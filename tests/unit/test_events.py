@@ -1,6 +1,8 @@
 """The audit log holds whole lines, the exact fields of each event, and a time that never goes back."""
 
+import errno
 import json
+import os
 
 import pytest
 
@@ -87,3 +89,37 @@ def test_a_full_disk_is_told_in_one_sentence():
         lines.flush()
     with pytest.raises(RunError, match="/dev/full could not be written"):
         lines.close()
+
+
+def test_what_a_full_disk_did_not_take_is_written_before_what_follows(tmp_path, monkeypatch):
+    """Else the log would lack events between others, and no run could be resumed from it."""
+    path, room, write = tmp_path / "events.jsonl", 100, os.write
+    lines = JsonLines(path)
+
+    def write_while_there_is_room(file, data):
+        nonlocal room
+        if file != lines._file:
+            return write(file, data)
+        if not room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = write(file, bytes(data[:room]))
+        room -= written
+        return written
+
+    monkeypatch.setattr(os, "write", write_while_there_is_room)
+    refused = 0
+    for number in range(60):
+        try:
+            lines.write({"number": number, "text": "x" * 4000})  # more than is held back in all
+        except RunError:
+            refused += 1
+        room += 1_000_000 if number == 50 else 0
+    assert refused > 10 and path.stat().st_size > 100
+    lines.close()
+    assert [line["number"] for line in read(path)] == list(range(60))
+
+
+def test_a_log_that_cannot_be_opened_is_told_in_one_sentence(tmp_path):
+    with pytest.raises(RunError, match=r"events\.jsonl can't be opened: Is a directory; see to that place\."):
+        (tmp_path / "events.jsonl").mkdir()
+        JsonLines(tmp_path / "events.jsonl")
