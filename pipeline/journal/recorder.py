@@ -43,8 +43,10 @@ class Recorder:
     def batch(self, record: BatchRecord) -> None:
         """A batch counts from here on: when this returns its record is on disk."""
         self._record(record)
-        self._journal.sync()
-        self._events.log("batch", **batch_fields(record))
+        try:
+            self._journal.sync()
+        finally:  # the record counts, whether or not the disk has it for certain
+            self._events.log("batch", **batch_fields(record))
 
     def next_file(self) -> int:
         """Go on in the journal's next file, and return its ordinal. Earlier files may then go (with the checkpoints

@@ -39,9 +39,13 @@ class RunSaver:
         """Make a checkpoint of the present version, between two batches; if there is one, the journal goes on from it.
 
         Its state is taken at once, and the journal goes on in a file of its own: whatever is decided while the learner
-        writes comes after the state. may_fail: warn, instead of raising CheckpointError. Raises RunError, WorkerDied.
+        writes comes after the state. Of a batch whose record is written and whose update is not known to be made, no
+        state can tell: nothing is saved then, for what was saved before and the journal tell all of it. may_fail: warn,
+        instead of raising CheckpointError. Raises RunError, WorkerDied.
         """
         state = self._recorder.state
+        if state.training is not None:
+            return
         version = state.version
         if not self._checkpoints.has(version):
             kept = {"run": state.to_plain(), "journal": self._recorder.next_file(), "recipe": self._recipe}

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from pipeline.errors import RunError
 from pipeline.journal.recorder import Recorder
 from pipeline.journal.records import BatchRecord
 from pipeline.schedule import Admission
@@ -60,6 +61,20 @@ def test_a_batch_is_on_disk_before_anybody_hears_of_it(recorder, written):
     recorder.batch(BatchRecord(1, 0, (0,), None, True, 0.1, 1.0, (), 5, 0, 0, 0, 0))
     assert written == ["log written", "BatchRecord", "journal on disk", "batch"]
     assert recorder.state.training is not None
+
+
+def test_a_batch_whose_record_the_disk_may_not_have_counts_all_the_same(recorder, written):
+    """Its record is with the system: a resumed run would find it, and what tells how this one ended counts it."""
+    recorder.ready(ready(0))
+    written.clear()
+
+    def fail():
+        raise RunError("The disk does not answer.")
+
+    recorder._journal.sync = fail
+    with pytest.raises(RunError):
+        recorder.batch(BatchRecord(1, 0, (0,), None, True, 0.1, 1.0, (), 5, 0, 0, 0, 0))
+    assert written == ["log written", "BatchRecord", "batch"]
 
 
 def test_the_log_is_on_disk_before_files_of_the_journal_may_go(recorder, written):
