@@ -96,8 +96,17 @@ class RunState:
             self.outstanding = dict(sorted(self.outstanding.items()))
         if members:
             self.ready.append(result)
-        elif result.final and not self._has_ready(result.group):
-            self.consumed += 1  # its last part is empty, and all others have trained
+        elif result.final:  # nothing comes after those that came before
+            self.consumed += not self._has_ready(result.group)
+            self._note_final(result.group)
+
+    def _note_final(self, group: int) -> None:
+        """The last result of it that has not been trained, if there is any, turns out to be its last of all."""
+        for results in (self.ready, self.training.groups if self.training is not None else []):
+            for index in reversed(range(len(results))):
+                if results[index].group == group:
+                    results[index] = replace(results[index], final=True)
+                    return
 
     def _train(self, record: BatchRecord) -> None:
         self.finish_batch()

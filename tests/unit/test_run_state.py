@@ -9,6 +9,7 @@ from pipeline.errors import JournalError
 from pipeline.journal.records import Admitted, BatchRecord, GivenUp, Ready
 from pipeline.journal.run_state import RunState
 from pipeline.schedule import Batch, Scheduler, ScheduleRules
+from pipeline.training.received import Received
 from pipeline.training.resumption import make_scheduler
 from pipeline.trajectory import Group, Span, Trajectory
 
@@ -85,6 +86,26 @@ def test_an_empty_last_part_consumes_a_group_that_has_trained():
     state = state_of(Admitted(0, 0, 0), Ready(result(0, [0], final=False)), record(1, 0, [0], ((0,),)))
     state.apply(Ready(result(0, [])))
     assert state.consumed == 1 and not state.outstanding and not state.ready
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+def test_an_empty_last_part_makes_the_part_before_it_the_last_that_a_resumed_run_gets(is_training):
+    """Else that run would wait for the rest of the group to its end."""
+    rules = ScheduleRules(
+        groups_per_step=1, group_size=SIZE, max_staleness=1, steps=9, num_rows=9, stale_policy="mask_span"
+    )
+    state = state_of(Admitted(0, 0, 0), Ready(result(0, [0, 2], final=False)))
+    if is_training:
+        state.apply(record(1, 0, [0], ((0, 2),)))
+    state.apply(Ready(result(0, [])))
+    (left,) = state.training.groups if is_training else RunState.from_plain(state.to_plain()).ready
+    assert left.final and left.members == [0, 2]
+    scheduler, received = make_scheduler(rules, state), Received()
+    received.add(left)
+    scheduler.receive(left.group, left.members, left.final)
+    received.consume(Batch((0,), ((0, 2),)))
+    scheduler.commit(Batch((0,), ((0, 2),)), updated=True)
+    assert scheduler._blocked("ready").group is None and not received._untrained
 
 
 @pytest.mark.parametrize(
