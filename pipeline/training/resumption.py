@@ -46,11 +46,11 @@ class Resumption:
         return frozenset(evaluation.batch for evaluation in self.evaluations)
 
     def is_complete(self, steps: int, evaluator: Evaluator | None) -> bool:
-        """Whether nothing is left to do of a run of `steps` batches."""
+        """Whether nothing is left to do of a run of `steps` batches. One that has begun counts: its record is whole."""
         state = self.state
         return nothing_left(
             steps=steps,
-            batches=state.batches,
+            batches=state.batches + (state.training is not None),
             is_saved=state.training is None and self.saved_version == state.version,
             is_measured=(
                 evaluator is None
@@ -95,7 +95,7 @@ class Resumption:
                 for m, one in found.running.items()
                 if same(m, "running", one.trajectory)
                 and one.version == members[m].pinned
-                and (one.version is None or one.version >= self.first_version)
+                and (one.version is None or self.first_version <= one.version <= self.state.version)
             }
             again = {m: one.attempt + (_is_begun(one) and m not in ended | running) for m, one in members.items()}
             discarded = {m for m, one in members.items() if one.state == "discarded"}
@@ -112,8 +112,8 @@ class Resumption:
         """
         for batches in range(self.state.batches - 1, -1, -1):
             if evaluator.trajectories_per_row(batches, at_end=False):
-                version = self.versions.get(batches, 0)
-                is_owed = batches not in self.measured and version >= self.first_version
+                version = self.versions.get(batches) if batches else 0  # None: its line of metrics.jsonl was lost
+                is_owed = batches not in self.measured and version is not None and version >= self.first_version
                 return (batches, version) if is_owed else None
         return None
 

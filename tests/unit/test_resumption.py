@@ -2,8 +2,9 @@
 
 import pytest
 
+from pipeline.evaluation.evaluator import Evaluator
 from pipeline.journal.log_state import LogState
-from pipeline.journal.run_state import Outstanding, RunState
+from pipeline.journal.run_state import Outstanding, RunState, TrainingNow
 from pipeline.rollouts.kept_members import KeptMembers, RunningMember
 from pipeline.training.resumption import Resumption
 from pipeline.trajectory import Span, Trajectory
@@ -15,14 +16,14 @@ ENDED = {"event": "trajectory"}
 RETRY = {"event": "retry", "attempt": 1}
 
 
-def kept_of(told, *, first_version=0, **saved):
-    """What a resumed run keeps of `saved` if the log tells this of the only member of the only group."""
+def kept_of(told, *, first_version=0, version=9, **saved):
+    """What a resumed run, at `version`, keeps of `saved` if the log tells this of the only member of the only group."""
     log = LogState()
     log.apply({"t": 0, "event": "run", "version": 0, "group_size": 1, "on_stragglers": "truncate"})
     log.apply({"t": 0, "event": "admitted", "group": 0, "row": 0, "version": 4})
     for event in told:
         log.apply({"t": 0, "group": 0, "trajectory": "0.0"} | event)
-    state = RunState(outstanding={0: Outstanding(0, 4)})
+    state = RunState(version=version, outstanding={0: Outstanding(0, 4)})
     resumption = Resumption(state=state, log=log, first_version=first_version)
     resumption.keep({0: KeptMembers(**saved)})
     again = [event["attempt"] for event in resumption.started_again()]
@@ -56,12 +57,20 @@ def test_one_under_way_goes_on_only_if_the_log_tells_the_same_of_it(told, keeps)
     assert kept.attempts == {0: attempt + (is_begun and not keeps)}
 
 
-@pytest.mark.parametrize(("version", "keeps"), [(5, True), (6, False)])
-def test_one_goes_on_only_under_a_version_that_can_be_had_again(version, keeps):
-    kept, again = kept_of([STARTED, SEGMENT], first_version=version, running={0: RunningMember(SAVED, 5, {})})
+@pytest.mark.parametrize(
+    ("versions", "keeps"),
+    [
+        ({"first_version": 5}, True),
+        ({"first_version": 6}, False),
+        ({"version": 5}, True),
+        ({"version": 4}, False),  # published, and its step is to be taken again: metrics.jsonl had no room for its line
+    ],
+)
+def test_one_goes_on_only_under_a_version_that_can_be_had_again(versions, keeps):
+    kept, again = kept_of([STARTED, SEGMENT], **versions, running={0: RunningMember(SAVED, 5, {})})
     assert (0 in kept.running, again) == (keeps, [] if keeps else [1])
     told = [STARTED | {"version": None}, SEGMENT]  # its next segment chooses its own
-    kept, again = kept_of(told, first_version=version, running={0: RunningMember(SAVED, None, {})})
+    kept, again = kept_of(told, **versions, running={0: RunningMember(SAVED, None, {})})
     assert (0 in kept.running, again) == (True, [])
 
 
@@ -78,3 +87,20 @@ def test_one_that_has_ended_is_kept_only_if_the_log_tells_the_same_of_it(told, k
     attempt = sum(event["event"] == "retry" for event in told)
     assert kept.ended == ({0: SAVED} if keeps else {}) and not kept.running
     assert again == ([] if keeps else [attempt + 1])
+
+
+@pytest.mark.parametrize(("steps", "is_complete"), [(2, True), (3, True), (4, False), (5, False)])
+def test_a_batch_that_has_begun_is_one_of_the_steps(steps, is_complete):
+    """Whoever asks for no more than those before it gets no further update."""
+    state = RunState(version=3, batches=3, training=TrainingNow(None, []))
+    assert Resumption(state, LogState(), saved_version=3).is_complete(steps, None) == is_complete
+
+
+@pytest.mark.parametrize(
+    ("versions", "found"),
+    [({1: 1, 2: 1, 3: 2, 4: 3}, (2, 1)), ({1: 1, 3: 2, 4: 3}, None)],  # the second: metrics.jsonl has lost a line
+)
+def test_an_evaluation_that_was_cut_off_is_made_of_its_own_version_or_not_at_all(versions, found):
+    evaluator = Evaluator([{"number": 1}], every=2)
+    resumption = Resumption(RunState(version=3, batches=4), LogState(), versions=versions)
+    assert resumption.unfinished_evaluation(evaluator) == found
