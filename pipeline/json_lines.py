@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pipeline.errors import RunError
-from workers.limits import room_at
+from workers.machine.limits import room_at
 
 # Made once: json.dumps with options makes an encoder per call. ASCII only, so that no character inside a text can end
 # the line for some reader.

@@ -1,4 +1,4 @@
-"""The losses that users name, with their options. The formulas are in `workers/losses.py`.
+"""The losses that users name, with their options. The formulas are in `workers/policy_losses/losses.py`.
 
 Each is averaged as its `normalize` says; ratio is the learner's over the behaviour probability of a token.
 """

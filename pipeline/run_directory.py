@@ -14,7 +14,7 @@ from pipeline.errors import ConfigError
 from pipeline.resume_check import GOALS
 from pipeline.run_files import CONFIG, EVENTS, LOGS, METRICS
 from pipeline.synced_files import replace_file
-from workers.limits import refusal_in_words
+from workers.machine.limits import refusal_in_words
 
 # A directory with one of these holds a run.
 RUN_FILES = (CONFIG, EVENTS, METRICS)

@@ -25,8 +25,8 @@ from pipeline.run_spec import RunSpec
 from pipeline.tasks import TASKS
 from pipeline.user_code.source import EnvSource
 from shm.layout import ELEMENT_BYTES
-from workers.device_memory import DeviceMemory, gpu_memory, host_memory
-from workers.devices import count_gpus, resolve_devices, sampler_device
+from workers.machine.device_memory import DeviceMemory, gpu_memory, host_memory
+from workers.machine.devices import count_gpus, resolve_devices, sampler_device
 from workers.model_config import TINY, ModelConfig
 
 EARLIER_RUN_SECONDS = 10.0  # what a new run waits for the end of the one before

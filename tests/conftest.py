@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.kept_processes import KEPT
 from tests.shared_files import shared_memory_files
-from workers.devices import count_gpus, torch_has_cuda
+from workers.machine.devices import count_gpus, torch_has_cuda
 
 # Test processes share the cores: more threads each would wait for one another. Workers set their own number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

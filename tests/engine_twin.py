@@ -3,11 +3,11 @@
 import numpy as np
 import torch
 
-from workers.engine import Engine
-from workers.engine_requests import EngineRequest, FinishedSegment
+from workers.generation.engine import Engine
+from workers.generation.engine_requests import EngineRequest, FinishedSegment
+from workers.generation.sampling import sample, uniforms
 from workers.model import RopeTable, Weights, bind_weights, decode, init_flat, logits
 from workers.model_config import ModelConfig
-from workers.sampling import sample, uniforms
 
 CONFIG = ModelConfig(
     vocab_size=61,

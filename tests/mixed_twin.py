@@ -7,11 +7,11 @@ import torch
 
 from pipeline.processes.sampler.sampler_client import SegmentResult
 from tests.engine_twin import CONFIG, SEED, make_weights
-from workers.engine import Engine
-from workers.engine_requests import EngineRequest, FinishedSegment
+from workers.generation.engine import Engine
+from workers.generation.engine_requests import EngineRequest, FinishedSegment
+from workers.generation.sampling import sample, uniforms
 from workers.model import RopeTable, Weights, decode, logits
 from workers.model_config import ModelConfig
-from workers.sampling import sample, uniforms
 
 VERSIONS = [make_weights(version) for version in range(8)]
 

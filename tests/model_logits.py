@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from workers.learning.packed_attention import PackedAttention, Packing
 from workers.model import RopeTable, bind_weights, decode, logits
 from workers.model_files.config import read_model_config
 from workers.model_files.flat_weights import load_flat
-from workers.packed_attention import PackedAttention, Packing
 
 
 @torch.inference_mode()

@@ -20,9 +20,11 @@ from shm.ledger import Activity, State
 from shm.queue import QueueConsumer
 from shm.weights import DTYPES
 from workers.attach import Attachments
-from workers.batch_ages import BatchAges
 from workers.channel import WorkerChannel
 from workers.errors import CheckpointError
+from workers.learning.batch_ages import BatchAges
+from workers.learning.packing import TrainingRows
+from workers.learning.training import Trainee
 from workers.messages import (
     Consumed,
     ForwardBackward,
@@ -39,9 +41,7 @@ from workers.messages import (
 from workers.model import init_flat
 from workers.model_files.flat_weights import load_flat, remove_unfinished, save_weights
 from workers.model_files.optimizer_file import load_optimizer, save_optimizer
-from workers.packing import TrainingRows
 from workers.serving import HEARTBEAT_SECONDS, ends_run, introduce, serve_run
-from workers.training import Trainee
 from workers.transfer import Inbox
 
 

@@ -17,8 +17,8 @@ from shm.queue import QueueConsumer, QueueProducer
 from shm.weights import DTYPES, WeightSlots
 from workers.attach import Attachments
 from workers.channel import WorkerChannel
-from workers.engine import Engine
-from workers.engine_requests import EngineRequest, FinishedSegment
+from workers.generation.engine import Engine
+from workers.generation.engine_requests import EngineRequest, FinishedSegment
 from workers.messages import (
     Generate,
     GenerateRequest,

@@ -19,9 +19,9 @@ from typing import Any
 from shm.errors import HeadwayError
 from workers.channel import WorkerChannel
 from workers.errors import ChannelError
-from workers.limits import MOST_DESCRIPTORS, raise_descriptor_limit, refusal_in_words
+from workers.machine.limits import MOST_DESCRIPTORS, raise_descriptor_limit, refusal_in_words
 from workers.messages import Failed, Hello, Start, Stop
-from workers.stacks import answer_with_stacks
+from workers.processes.stacks import answer_with_stacks
 
 PR_SET_PDEATHSIG = 1
 START_SECONDS = 3600.0  # bound on the wait for a start message; a sampler's comes when the learner is ready

@@ -16,7 +16,7 @@ from verifiers.v1.runtimes.base import ProgramResult, RuntimeProcess
 from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 
 from pipeline.adapters.tied_process import tied
-from workers.sockets import RUN_FILES
+from workers.processes.sockets import RUN_FILES
 
 PORT_FILE = "MCP_PORT_FILE"  # where a tool server writes its port
 

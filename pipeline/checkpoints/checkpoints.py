@@ -25,8 +25,8 @@ from pipeline.events import EventLog
 from pipeline.run_files import CHECKPOINTS
 from pipeline.run_warnings import warn_of_run
 from pipeline.synced_files import TEMPORARY, remove, sync_directory, write_file, write_files
-from workers.disk_space import no_space, require_space
 from workers.errors import CheckpointError
+from workers.machine.disk_space import no_space, require_space
 from workers.model_config import ModelConfig, checkpoint_bytes
 from workers.model_files.tensor_files import OPTIMIZER, SINGLE
 

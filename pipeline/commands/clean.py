@@ -10,7 +10,7 @@ from pipeline.errors import ConfigError
 from pipeline.run_files import CHECKPOINTS, ENDPOINT, EVENTS, JOURNAL, LIVE, is_run_directory
 from pipeline.run_lock import RunLock, owner
 from pipeline.synced_files import TEMPORARY, remove
-from workers.sockets import sweep_all
+from workers.processes.sockets import sweep_all
 
 CLEAN_HELP = """Usage: headway clean [RUN_DIR…]
 

@@ -27,7 +27,7 @@ from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.run_files import EVENTS, is_run_directory
 from pipeline.version import VERSION
 from shm.errors import HeadwayError
-from workers.limits import refusal_in_words
+from workers.machine.limits import refusal_in_words
 
 USAGE = """Usage: headway COMMAND …
 

@@ -15,8 +15,8 @@ from pipeline.checkpoints.marker import MARKER, Incomplete, check_complete
 from pipeline.checkpoints.saved import checkpoint_version, run_checkpoint
 from pipeline.errors import ConfigError
 from pipeline.synced_files import sync_directory, write_files
-from workers.disk_space import require_space
 from workers.errors import CheckpointError
+from workers.machine.disk_space import require_space
 from workers.model_files.config import read_model_config
 from workers.model_files.safetensors_header import DTYPE_BYTES, DTYPE_NAMES, TensorInfo
 from workers.model_files.tensor_files import INDEX, SINGLE, check_tensors

@@ -25,7 +25,7 @@ from pipeline.run_files import is_run_directory
 from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig
 from shm.errors import HeadwayError
-from workers.devices import resolve_devices
+from workers.machine.devices import resolve_devices
 
 BUDGETS = dict(EVAL_EXPOSED)[Budget]  # limits fit one task
 

@@ -37,7 +37,7 @@ from pipeline.run_directory import check_run_dir
 from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig, TrainerConfig
 from shm.errors import HeadwayError
-from workers.devices import resolve_devices
+from workers.machine.devices import resolve_devices
 
 
 def parse(arguments: Sequence[str]) -> RunConfig:

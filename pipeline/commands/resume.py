@@ -18,7 +18,7 @@ from pipeline.resume_check import GOALS, nothing_left
 from pipeline.run_files import EVENTS, METRICS, is_run_directory
 from pipeline.run_lock import owner
 from shm.errors import HeadwayError
-from workers.devices import resolve_devices
+from workers.machine.devices import resolve_devices
 
 OPTION = "resume"
 TAIL_BYTES = 1 << 20  # of a log, in which its last line is looked for

@@ -23,7 +23,7 @@ from pipeline.memory.estimate import (
     totals,
 )
 from pipeline.run_spec import RunSpec
-from workers.device_memory import DeviceMemory
+from workers.machine.device_memory import DeviceMemory
 
 CPU_KV_BYTES = 1 << 30  # most that a sampler on the CPU spends on its KV cache unless told otherwise
 CUDA_KV_SHARE = 0.8  # of what all else leaves of a GPU, for KV cache and windows

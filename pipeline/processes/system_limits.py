@@ -3,7 +3,7 @@
 from pipeline.errors import ConfigError
 from pipeline.processes.worker.run_blocks import BATCH_QUEUE_BYTES, REQUEST_QUEUE_BYTES, reply_queue_bytes
 from pipeline.run_spec import RunSpec
-from workers.limits import largest_file, open_descriptors, raise_descriptor_limit
+from workers.machine.limits import largest_file, open_descriptors, raise_descriptor_limit
 from workers.model_config import layout
 
 # Descriptors of the supervisor. A block has two, its own and that of its mapping; a link to a process has a socket that

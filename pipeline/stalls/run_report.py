@@ -13,8 +13,8 @@ from pipeline.processes.worker.worker_handle import WorkerHandle
 from pipeline.stalls.tasks import task_lines
 from shm.errors import LedgerError
 from shm.ledger import Activity, Ledger, WorkerRow, WorkerState
-from workers.process_stat import read_stat, thread_states
-from workers.stacks import StackMemory
+from workers.processes.process_stat import read_stat, thread_states
+from workers.processes.stacks import StackMemory
 
 AT_WORK = (Activity.BUSY, Activity.PUBLISHING)
 LOOK_SECONDS = 0.02  # between two looks whether all have answered

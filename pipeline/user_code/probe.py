@@ -23,8 +23,8 @@ from pipeline.user_code.named import checked_path
 from pipeline.user_code.source import EnvSource
 from shm.errors import HeadwayError
 from workers.import_path import search_path
-from workers.keeper import KEEPER
-from workers.process import KEEPER_END_SECONDS, ROOT, end_kept, start_kept
+from workers.processes.keeper import KEEPER
+from workers.processes.process import KEEPER_END_SECONDS, ROOT, end_kept, start_kept
 
 MODULE = "pipeline.user_code.probe_process"
 TIMEOUT = 600.0  # seconds; rows of some puzzles take long to make

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from pipeline.processes.worker.run_workers import MODULES
-from workers import keeper
+from workers.processes import keeper
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = ("--groups-per-step", "2", "--group-size", "4")  # quick, and enough for every code path

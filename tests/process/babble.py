@@ -18,7 +18,7 @@ from pipeline.processes.sampler.sampler_client import SegmentResult
 from pipeline.rollouts.rollout_log import RolloutLog
 from pipeline.rollouts.trajectory_requests import TrajectoryRequests
 from tests.mixed_twin import Recomputed
-from workers.engine_requests import EngineRequest
+from workers.generation.engine_requests import EngineRequest
 from workers.model import Weights, bind_weights
 
 SEED = 42

@@ -14,8 +14,8 @@ from shm.block import Block
 from shm.queue import QueueConsumer, QueueProducer
 from workers.channel import WorkerChannel
 from workers.messages import Failed
-from workers.process import start_kept
-from workers.sockets import RUN_FILES, SocketDirectory
+from workers.processes.process import start_kept
+from workers.processes.sockets import RUN_FILES, SocketDirectory
 
 HEADER = struct.Struct("<qqqI")  # number, position, length, checksum
 CAPACITY = 1 << 16

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from workers.learning.packing import TrainingRows
+from workers.learning.training import Trainee
 from workers.model import init_flat
 from workers.model_config import TINY, ModelConfig
-from workers.packing import TrainingRows
-from workers.training import Trainee
 
 
 def peak_bytes() -> int:

@@ -12,9 +12,9 @@ import torch
 
 from pipeline.chat.format import ModelTurn
 from pipeline.tasks import guess
+from workers.generation.sampling import uniforms
 from workers.model import init_flat
 from workers.model_config import layout
-from workers.sampling import uniforms
 
 
 def unpack(flat, config):

@@ -17,7 +17,7 @@ from shm.errors import BlockError
 from tests.shared_files import shared_memory_files
 from workers.channel import SupervisorLink
 from workers.messages import Failed
-from workers.sockets import sweep
+from workers.processes.sockets import sweep
 
 ROOT = Path(__file__).parent.parent.parent
 SECONDS = 60.0  # bound on every wait

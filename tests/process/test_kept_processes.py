@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from workers import keeper
-from workers.leftovers import WORKER, end_marked
-from workers.process import end_kept, start_kept, told_pid
+from workers.processes import keeper
+from workers.processes.leftovers import WORKER, end_marked
+from workers.processes.process import end_kept, start_kept, told_pid
 
 ROOT = Path(__file__).parent.parent.parent
 SECONDS = 60.0  # bound on every wait
@@ -41,7 +41,7 @@ os._exit(int(how or 0))
 """
 STARTER = f"""
 import subprocess, sys
-from workers.process import start_kept
+from workers.processes.process import start_kept
 kept, told = start_kept([sys.executable, "-I", "-S", "-c", {PROGRAM!r}], stdin=subprocess.PIPE, start_new_session=True)
 print(kept.pid, flush=True)
 sys.stdin.read()
@@ -162,7 +162,7 @@ def test_what_a_killed_keeper_leaves_is_found_by_its_mark(kept):
 
 def test_this_process_and_those_above_it_are_spared():
     """A run that was started by a process of another one, whose supervisor was killed, sweeps that one's files."""
-    code = f"from workers.leftovers import end_marked; print(end_marked({WORKER!r}, {MARK!r}))"
+    code = f"from workers.processes.leftovers import end_marked; print(end_marked({WORKER!r}, {MARK!r}))"
     told = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=os.environ | {WORKER: MARK}, capture_output=True, text=True
     )

@@ -20,12 +20,12 @@ import pipeline as rl
 from pipeline.processes.worker import run_workers
 from pipeline.tasks import guess
 from pipeline.training.run_history import RunHistory
+from workers.learning.packing import TrainingRows
+from workers.learning.training import Trainee
 from workers.model import init_flat
 from workers.model_files.flat_weights import load_flat
 from workers.model_files.optimizer_file import load_optimizer
 from workers.model_files.tensor_files import OPTIMIZER
-from workers.packing import TrainingRows
-from workers.training import Trainee
 
 ROWS = guess.train_rows(0)
 SECONDS = 600.0  # bound on a run

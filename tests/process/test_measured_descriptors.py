@@ -6,7 +6,7 @@ from running import make_trainer
 import pipeline as rl
 from pipeline.processes.system_limits import OTHERS, needed_descriptors
 from pipeline.tasks import guess
-from workers.limits import open_descriptors
+from workers.machine.limits import open_descriptors
 
 NUM_ENVIRONMENT_PROCESSES = 3
 

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from workers.process import ROOT, WorkerProcess
-from workers.process_stat import catches
-from workers.stacks import SIGNAL, StackMemory
+from workers.processes.process import ROOT, WorkerProcess
+from workers.processes.process_stat import catches
+from workers.processes.stacks import SIGNAL, StackMemory
 
 SECONDS = 30.0
 

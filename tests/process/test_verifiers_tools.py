@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from tests.scripted_endpoint import ScriptedEndpoint, tool_call
-from workers.process import ROOT
-from workers.sockets import RUN_FILES
+from workers.processes.process import ROOT
+from workers.processes.sockets import RUN_FILES
 
 pytestmark = [
     pytest.mark.slow,

@@ -17,11 +17,12 @@ import zmq
 
 from pipeline.environments.activity import NUM_BYTES, ActivityBoard
 from shm.block import Block
-from workers import limits, process
 from workers.channel import SupervisorLink
 from workers.errors import ChannelError
+from workers.machine import limits
 from workers.messages import EnvironmentCall, EnvironmentReplies, Environments, Failed, Hello, Ready, Start, Stop
-from workers.process import WorkerProcess
+from workers.processes import process
+from workers.processes.process import WorkerProcess
 
 ROOT = Path(__file__).parent.parent.parent
 SECONDS = 60.0  # bound on every wait
@@ -30,7 +31,7 @@ GONE_SECONDS = 5.0  # within which workers must be gone after their parent
 # A supervisor that starts one worker of each kind, tells their pids, and then does nothing.
 PARENT = """
 import sys, time
-from workers.process import WorkerProcess
+from workers.processes.process import WorkerProcess
 
 workers = [
     WorkerProcess(module, f"ipc://{sys.argv[1]}/{index}", 0, f"{sys.argv[1]}/{index}.log")

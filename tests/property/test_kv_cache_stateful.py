@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from workers.kv_cache import WRITTEN, KVTables
+from workers.generation.kv_cache import WRITTEN, KVTables
 
 NUM_ROWS = 16
 MOST_TOKENS = 10

@@ -11,7 +11,7 @@ from pipeline.config import KVCache
 from pipeline.rollouts.version_choice import choose_version
 from tests.engine_twin import random_context
 from tests.mixed_twin import VERSIONS, Recomputed, make_versions_engine
-from workers.engine_requests import EngineRequest
+from workers.generation.engine_requests import EngineRequest
 
 
 @dataclass

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.sampling import stream_keys, stream_uniforms, uniforms
+from workers.generation.sampling import stream_keys, stream_uniforms, uniforms
 
 integers = st.integers(-(2**62), 2**62)
 WORD = 2**64

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from workers.adam import Adam
+from workers.learning.adam import Adam
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.3])
@@ -32,9 +32,10 @@ def test_steps_are_those_of_torch(weight_decay):
 def test_making_one_loads_no_compiler():
     """It would be a large part of a learner's start."""
     code = (
-        "import sys, torch, workers.model, workers.training\n"
+        "import sys, torch, workers.model, workers.learning.training\n"
         "from workers.model_config import TINY\n"
-        "workers.training.Trainee(TINY, workers.model.init_flat(TINY, seed=0), optimizer={}, loss={'name': 'CISPO'})\n"
+        "flat = workers.model.init_flat(TINY, seed=0)\n"
+        "workers.learning.training.Trainee(TINY, flat, optimizer={}, loss={'name': 'CISPO'})\n"
         "assert 'torch._dynamo' not in sys.modules and 'sympy' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -2,7 +2,14 @@
 
 import numpy as np
 
-from workers.batching import SHORT_KEYS, SHORT_QUERY, assign_lanes, attention_groups, share_budget, token_places
+from workers.generation.batching import (
+    SHORT_KEYS,
+    SHORT_QUERY,
+    assign_lanes,
+    attention_groups,
+    share_budget,
+    token_places,
+)
 
 
 def shares(pending: list[int], budget: int) -> list[int]:

@@ -13,7 +13,7 @@ from pipeline.config import Truncation
 from pipeline.errors import TemplateError
 from pipeline.training.batches import make_batch
 from pipeline.trajectory import Group, Span, Trajectory
-from workers.packing import TrainingRows, micro_batches
+from workers.learning.packing import TrainingRows, micro_batches
 
 ARRAYS = ("lengths", "tokens", "weights", "scales", "behaviour_logprobs", "versions")
 

@@ -10,7 +10,7 @@ from pipeline.commands import clean as clean_module
 from pipeline.commands.cli import main
 from pipeline.run_files import LIVE
 from pipeline.run_lock import RunLock
-from workers.sockets import Swept
+from workers.processes.sockets import Swept
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +18,7 @@ def here(tmp_path, monkeypatch):
     """The current directory, and the only place for temporary files."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr("workers.sockets.places", lambda: [str(tmp_path)])
+    monkeypatch.setattr("workers.processes.sockets.places", lambda: [str(tmp_path)])
     return tmp_path
 
 

@@ -4,7 +4,7 @@ import ctypes
 
 import pytest
 
-from workers.device_memory import DeviceMemory, gpu_memory, host_memory
+from workers.machine.device_memory import DeviceMemory, gpu_memory, host_memory
 
 UUIDS = {b"GPU-aa": 0, b"GPU-bb": 1}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from workers.devices import DeviceError, count_gpus, resolve_devices, sampler_device, visible_gpus
+from workers.machine.devices import DeviceError, count_gpus, resolve_devices, sampler_device, visible_gpus
 
 
 @pytest.mark.parametrize(

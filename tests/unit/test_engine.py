@@ -16,9 +16,9 @@ from tests.engine_twin import (
     request,
     run,
 )
-from workers import kv_window
-from workers.engine import Engine
-from workers.engine_requests import EngineError
+from workers.generation import kv_window
+from workers.generation.engine import Engine
+from workers.generation.engine_requests import EngineError
 from workers.model import bind_weights
 
 

@@ -15,8 +15,8 @@ from tests.engine_twin import (
     request,
     run,
 )
-from workers.engine_requests import EngineError, EngineRequest
 from workers.errors import NonFiniteError
+from workers.generation.engine_requests import EngineError, EngineRequest
 from workers.model import bind_weights
 
 

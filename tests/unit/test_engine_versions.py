@@ -6,7 +6,7 @@ from reference_decoder import reference_logits
 
 from tests.engine_twin import CONFIG, drain, free_all, random_context, request, run
 from tests.mixed_twin import VERSIONS, Recomputed, logits_over, make_versions_engine
-from workers.engine_requests import EngineError
+from workers.generation.engine_requests import EngineError
 
 
 def test_the_mixed_twin_equals_a_float64_decoder():

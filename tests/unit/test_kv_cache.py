@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from workers.kv_cache import ORPHAN, WRITTEN, KVTables, common_prefix
+from workers.generation.kv_cache import ORPHAN, WRITTEN, KVTables, common_prefix
 
 
 def ids(*tokens: int) -> np.ndarray:

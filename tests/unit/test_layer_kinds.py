@@ -8,14 +8,15 @@ import torch
 from reference_decoder import reference_logits
 
 from tests.engine_twin import drain, request
-from workers import kv_window, packed_attention
-from workers.engine import Engine
-from workers.engine_requests import EngineError
+from workers.generation import kv_window
+from workers.generation.engine import Engine
+from workers.generation.engine_requests import EngineError
+from workers.generation.sampling import sample
+from workers.learning import packed_attention
+from workers.learning.packing import RowsError, TrainingRows
+from workers.learning.training import Trainee
 from workers.model import bind_weights, init_flat
 from workers.model_config import ModelConfig, layout
-from workers.packing import RowsError, TrainingRows
-from workers.sampling import sample
-from workers.training import Trainee
 
 BASE = {
     "vocab_size": 29,

@@ -20,8 +20,8 @@ from pipeline.processes.worker.worker_handle import WorkerHandle
 from pipeline.processes.worker.worker_pool import WorkerPool
 from pipeline.run_directory import make_run_dir
 from pipeline.tasks import guess
-from workers import limits
-from workers.limits import free_names, memory_kills, refusal_in_words, require_threads
+from workers.machine import limits
+from workers.machine.limits import free_names, memory_kills, refusal_in_words, require_threads
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -55,7 +55,7 @@ def in_child(code):
 
 def test_descriptors_are_had_up_to_the_hard_limit():
     told = in_child(
-        "import resource; from workers.limits import raise_descriptor_limit as ask\n"
+        "import resource; from workers.machine.limits import raise_descriptor_limit as ask\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (30, 50))\n"
         "for need in (20, 40, 35, 60): print(ask(need), resource.getrlimit(resource.RLIMIT_NOFILE))"
     )

@@ -14,11 +14,11 @@ from pipeline.tasks import guess
 from pipeline.training.batches import make_batch
 from pipeline.trajectory import Group, Span, Trajectory
 from tests.engine_twin import CONFIG, SEED, make_engine, request, run
-from workers.loss_terms import token_logprobs
+from workers.generation.sampling import sample
+from workers.learning.packing import TrainingRows, micro_batches
+from workers.learning.training import Trainee
 from workers.model import init_flat
-from workers.packing import TrainingRows, micro_batches
-from workers.sampling import sample
-from workers.training import Trainee
+from workers.policy_losses.loss_terms import token_logprobs
 
 CASES = Path(__file__).parent.parent / "data" / "cases"
 HR24 = json.loads((CASES / "HR24" / "logits.json").read_text(encoding="utf-8"))

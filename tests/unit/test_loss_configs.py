@@ -17,8 +17,8 @@ from pipeline.commands.workload import open_workload
 from pipeline.config_checks import ConfigWarning
 from pipeline.losses import LOSSES, loss_record
 from pipeline.trainer_config import EngineConfig, TrainerConfig
-from workers.losses import LOSSES as LEARNERS
-from workers.losses import build_loss
+from workers.policy_losses.losses import LOSSES as LEARNERS
+from workers.policy_losses.losses import build_loss
 
 ROOT = Path(__file__).parent.parent.parent
 

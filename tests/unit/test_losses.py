@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from workers.loss_terms import kl_k3, token_entropies, token_logprobs
-from workers.losses import LOSSES, PPO, LossError, build_loss
-from workers.token_losses import TokenBatch
+from workers.policy_losses.loss_terms import kl_k3, token_entropies, token_logprobs
+from workers.policy_losses.losses import LOSSES, PPO, LossError, build_loss
+from workers.policy_losses.token_losses import TokenBatch
 
 ROW_LENGTHS = [1, 9, 4, 16, 30]
 VOCAB = 7

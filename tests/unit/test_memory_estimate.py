@@ -29,7 +29,7 @@ from pipeline.memory.estimate import (
 )
 from pipeline.memory.fit import fit_kv_cache, fit_passes
 from pipeline.run_spec import RunSpec
-from workers.device_memory import DeviceMemory
+from workers.machine.device_memory import DeviceMemory
 from workers.model_config import TINY, ModelConfig, layout
 
 MIB = 1 << 20

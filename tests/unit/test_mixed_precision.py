@@ -7,9 +7,9 @@ from test_training import LENGTHS, make_trainee
 
 from shm.block import Block
 from shm.cpu_weights import CpuWeightSlots
+from workers.learning.training import Trainee
 from workers.model import bind_weights
 from workers.model_config import layout
-from workers.training import Trainee
 
 
 def make_rounded(**options) -> Trainee:

@@ -211,5 +211,5 @@ def test_config_survives_a_message():
 
 
 def test_config_and_packing_load_no_torch():
-    code = "import sys, workers.model_config, workers.packing; sys.exit('torch' in sys.modules)"
+    code = "import sys, workers.model_config, workers.learning.packing; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -22,9 +22,9 @@ from pipeline.losses import NORMALIZATIONS
 from pipeline.training.batches import make_batch
 from pipeline.training_rows import Rows
 from pipeline.trajectory import Group, Span, Trajectory
+from workers.learning.packing import TrainingRows, micro_batches
+from workers.learning.training import Trainee
 from workers.model import bind_weights, init_flat
-from workers.packing import TrainingRows, micro_batches
-from workers.training import Trainee
 
 CONFIG = replace(LLAMA, vocab_size=13)
 TEMPERATURE = 0.8

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from workers.adam import Adam
 from workers.errors import CheckpointError
+from workers.learning.adam import Adam
 from workers.model_files.flat_weights import remove_unfinished, write_tensors
 from workers.model_files.optimizer_file import load_optimizer, save_optimizer
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from workers.errors import NonFiniteError
-from workers.packing import RowsError, TrainingRows, micro_batches
+from workers.learning.packing import RowsError, TrainingRows, micro_batches
 
 
 def make_rows(lengths, seed=0, generated_share=0.5, idle_rows=()):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.engine_twin import CONFIG, SEED, drain, request
-from workers.engine import Engine
-from workers.engine_requests import FinishedSegment
+from workers.generation.engine import Engine
+from workers.generation.engine_requests import FinishedSegment
 from workers.model import bind_weights, init_flat
 from workers.model_config import ModelConfig
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from workers.sampling import sample
+from workers.generation.sampling import sample
 
 
 def evenly_spaced(num: int) -> torch.Tensor:

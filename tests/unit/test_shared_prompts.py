@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from workers.learning.packing import TrainingRows, micro_batches
+from workers.learning.training import Trainee
 from workers.model import init_flat
 from workers.model_config import ModelConfig
-from workers.packing import TrainingRows, micro_batches
-from workers.training import Trainee
 
 CONFIG = ModelConfig(
     vocab_size=50,

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from workers.errors import ChannelError
-from workers.sockets import LOCK, MAX_SOCKET_PATH, OURS, RUN_FILES, SocketDirectory, Swept, sweep, sweep_all
+from workers.processes.sockets import LOCK, MAX_SOCKET_PATH, OURS, RUN_FILES, SocketDirectory, Swept, sweep, sweep_all
 
 ROOT = Path(__file__).parent.parent.parent
 OWNER = (
-    "import sys, time; from workers.sockets import SocketDirectory; d = SocketDirectory(); print(d.path, flush=True)"
+    "import sys, time; from workers.processes.sockets import SocketDirectory; "
+    "d = SocketDirectory(); print(d.path, flush=True)"
 )
 
 
@@ -198,7 +199,7 @@ def test_an_error_says_of_each_place_why_there_is_none(base, monkeypatch):
     long, nowhere, file = os.path.join(base, "x" * 60), os.path.join(base, "gone"), os.path.join(base, "file")
     os.mkdir(long)
     Path(file).write_text("")
-    monkeypatch.setattr("workers.sockets.places", lambda: [long, nowhere, file, "/proc"])
+    monkeypatch.setattr("workers.processes.sockets.places", lambda: [long, nowhere, file, "/proc"])
     with pytest.raises(ChannelError) as caught:
         SocketDirectory()
     said = str(caught.value)
@@ -213,7 +214,7 @@ def test_a_place_without_sockets_is_passed_over(base, monkeypatch):
     """Some file systems have none: shares of other machines."""
     other = os.path.join(base, "o")
     os.mkdir(other)
-    monkeypatch.setattr("workers.sockets.places", lambda: [base, other])
+    monkeypatch.setattr("workers.processes.sockets.places", lambda: [base, other])
     bind = socket.socket.bind
 
     def refuse(self, path):
@@ -221,7 +222,7 @@ def test_a_place_without_sockets_is_passed_over(base, monkeypatch):
             raise PermissionError(1, "Operation not permitted")
         return bind(self, path)
 
-    monkeypatch.setattr("workers.sockets.socket.socket", type("Refusing", (socket.socket,), {"bind": refuse}))
+    monkeypatch.setattr("workers.processes.sockets.socket.socket", type("Refusing", (socket.socket,), {"bind": refuse}))
     sockets = SocketDirectory()
     assert os.path.dirname(sockets.path) == other and os.listdir(base) == ["o"]
     assert os.listdir(sockets.path) == [LOCK] and Path(sockets.path, LOCK).read_bytes() == OURS

@@ -12,7 +12,7 @@ from pipeline.stalls.run_report import moves_of
 from pipeline.stalls.stall_watch import Stall, StallWatch
 from pipeline.stalls.tasks import task_lines
 from shm.ledger import Activity, Ledger, LedgerShape
-from workers.process_stat import ProcessStat
+from workers.processes.process_stat import ProcessStat
 
 
 def seen(stall, moves, seconds=1.0):

@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.processes.worker.stillness import NAMED_SECONDS, Phase, Sight, Stillness
-from workers.process_stat import ProcessStat
+from workers.processes.process_stat import ProcessStat
 
 
 def sight(heartbeat=1, *, phase=Phase.SERVING, state="S", ticks=0, moved=0, incarnation=0):

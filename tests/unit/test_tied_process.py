@@ -8,7 +8,7 @@ import time
 
 import psutil
 
-from workers.process import ROOT
+from workers.processes.process import ROOT
 
 STARTER = """
 import subprocess, sys, time

@@ -12,10 +12,10 @@ from test_model import FAMILIES, LLAMA
 from test_packing import make_rows
 
 from workers.errors import NonFiniteError
+from workers.learning.packing import RowsError
+from workers.learning.training import Trainee, TrainingError
 from workers.model import bind_weights, init_flat
 from workers.model_config import layout
-from workers.packing import RowsError
-from workers.training import Trainee, TrainingError
 
 CISPO = {"name": "CISPO", "eps_max": 1.5}
 LENGTHS = [7, 12, 3, 9, 9, 5]

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from workers import engine as engine_module
-from workers import training as training_module
-from workers.engine import Engine
-from workers.engine_requests import EngineRequest
+from workers.generation import engine as engine_module
+from workers.generation.engine import Engine
+from workers.generation.engine_requests import EngineRequest
+from workers.learning import training as training_module
+from workers.learning.packing import TrainingRows
+from workers.learning.training import Trainee
 from workers.model import RopeTable, bind_weights, init_flat
 from workers.model_config import ModelConfig
-from workers.packing import TrainingRows
 from workers.rope_scaling import frequencies
-from workers.training import Trainee
 
 pytest.importorskip("transformers", reason="transformers (extra `hf`) is not installed")
 from tests.hf_twin import HFTwin  # only where transformers is

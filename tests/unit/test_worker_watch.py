@@ -5,7 +5,7 @@ import pytest
 from pipeline.processes.worker.worker_watch import WorkerWatch
 from shm.errors import LedgerError
 from shm.ledger import Activity, Ledger, LedgerShape
-from workers.process_stat import ProcessStat
+from workers.processes.process_stat import ProcessStat
 
 NAMES = ("learner", "sampler-0", "environment-0")
 

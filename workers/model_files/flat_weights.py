@@ -14,8 +14,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from workers.disk_space import no_space, require_space
 from workers.errors import CheckpointError
+from workers.machine.disk_space import no_space, require_space
 from workers.model_config import ModelConfig, layout
 from workers.model_files.safetensors_header import DTYPE_NAMES, TensorInfo
 from workers.model_files.tensor_files import check_tensors

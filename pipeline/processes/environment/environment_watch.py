@@ -16,7 +16,7 @@ from pipeline.processes.environment.log_limit import limit_log
 from pipeline.processes.worker.restarts import Restarts
 from pipeline.processes.worker.worker_handle import WorkerHandle
 from workers.errors import WorkerDied
-from workers.process_stat import processor_ticks, read_stat
+from workers.processes.process_stat import processor_ticks, read_stat
 
 GRACE_SECONDS = 10.0  # beyond environment_timeout: more than a host gives a call that it has cancelled
 STEP_GRACE_SECONDS = 1.0  # for a call that holds its host's loop, so that nobody can cancel it

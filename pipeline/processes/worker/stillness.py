@@ -8,7 +8,7 @@ take that for a hang of everyone else.
 from enum import Enum
 from typing import NamedTuple
 
-from workers.process_stat import ON_DISK, ProcessStat
+from workers.processes.process_stat import ON_DISK, ProcessStat
 
 MOST_SECONDS = 2.0  # that one look may add
 HALTED_SECONDS = 1.0  # the same of one that somebody has stopped: it gets nowhere for certain

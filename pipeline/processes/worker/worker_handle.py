@@ -11,9 +11,9 @@ from pipeline.errors import RunError
 from workers.channel import SupervisorLink
 from workers.errors import WorkerDied, WorkerFailed
 from workers.messages import EndRun, Failed, Hello, Message, Ready, RunEnded, Start, Stop
-from workers.process import WorkerProcess
-from workers.sockets import RUN_FILES, SocketDirectory
-from workers.stacks import StackMemory
+from workers.processes.process import WorkerProcess
+from workers.processes.sockets import RUN_FILES, SocketDirectory
+from workers.processes.stacks import StackMemory
 
 READY_SECONDS = 1800.0  # bound on start-up: imports, and 100 GB of weights from a disk of 60 MB/s
 END_SECONDS = 10.0  # for a worker to finish what it is at and close a run's memory; then it is killed

@@ -10,8 +10,8 @@ import zmq
 
 from pipeline.errors import RunError
 from pipeline.processes.worker.worker_handle import WorkerHandle
-from workers.limits import open_descriptors, raise_descriptor_limit, refusal_in_words, require_threads
-from workers.sockets import SocketDirectory
+from workers.machine.limits import open_descriptors, raise_descriptor_limit, refusal_in_words, require_threads
+from workers.processes.sockets import SocketDirectory
 
 STARTING_DESCRIPTORS = 24  # of the first process: with the socket directory, ZeroMQ's threads, pipes to the new one
 ZMQ_THREADS = 2

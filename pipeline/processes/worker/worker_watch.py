@@ -14,7 +14,7 @@ from pipeline.processes.worker.worker_handle import WorkerHandle
 from pipeline.run_warnings import warn_of_run
 from shm.errors import LedgerError
 from shm.ledger import WorkerRow
-from workers.process_stat import bytes_moved, read_stat
+from workers.processes.process_stat import bytes_moved, read_stat
 
 
 class WorkerWatch:

@@ -5,8 +5,8 @@ import numpy as np
 from shm.errors import GateError
 from shm.gate import refusal
 from shm.ledger import Ledger
+from workers.learning.packing import TrainingRows
 from workers.messages import OptimStep
-from workers.packing import TrainingRows
 
 
 class BatchAges:

@@ -1,7 +1,7 @@
 """Generation of segments: continuous batching over (policy version, sequence), one forward pass a version and step.
 
 A request brings a trajectory's whole context; the engine keeps the KV of earlier requests and of the group's common
-prompt, so that mostly only new tokens are computed (`workers/kv_cache.py`). `step` starts waiting requests as memory
+prompt, so that mostly only new tokens are computed (`kv_cache.py`). `step` starts waiting requests as memory
 allows, oldest first, and takes one pass for each version that has work: decode and prefill together, prefill in
 chunks of `max_batch_tokens`. Short of memory it evicts the KV of trajectories between requests, then takes back the
 youngest running request, which is computed again later: its tokens stay, and noise that is a function of the position
@@ -20,14 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workers.batching import share_budget
-from workers.engine_requests import EngineError, EngineRequest, FinishedSegment, SeatState, check_request
 from workers.errors import NonFiniteError
-from workers.kv_cache import KVTables
-from workers.kv_store import KVStore
+from workers.generation.batching import share_budget
+from workers.generation.engine_requests import EngineError, EngineRequest, FinishedSegment, SeatState, check_request
+from workers.generation.kv_cache import KVTables
+from workers.generation.kv_store import KVStore
+from workers.generation.sampling import sample, stream_keys, stream_uniforms
 from workers.model import RopeTable, Weights, decode, logits
 from workers.model_config import ModelConfig
-from workers.sampling import sample, stream_keys, stream_uniforms
 
 _HEADROOM_TOKENS = 16  # rows that a running request may still want before another one is started
 

@@ -10,7 +10,7 @@ import time
 from typing import NamedTuple
 
 from workers.errors import ChannelError
-from workers.leftovers import end_marked
+from workers.processes.leftovers import end_marked
 
 PREFIX = "headway-"
 LOCK = "lock"

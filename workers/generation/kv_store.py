@@ -1,6 +1,6 @@
 """The KV itself: the pool, one row per token, and the windows in which running sequences attend.
 
-`workers/kv_cache.py` says which row is whose; here are the tensors. `Pass` binds one forward pass to them: it is what
+`kv_cache.py` says which row is whose; here are the tensors. `Pass` binds one forward pass to them: it is what
 `model.decode` calls for attention. Every version has one window per class of context lengths
 (`batching.attention_groups`), in which a sequence keeps its lane while it runs.
 """
@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workers.batching import SHORT_KEYS, assign_lanes, attention_groups, token_places
-from workers.kv_cache import WRITTEN, KVTables
-from workers.kv_window import Window, WindowAttention
+from workers.generation.batching import SHORT_KEYS, assign_lanes, attention_groups, token_places
+from workers.generation.kv_cache import WRITTEN, KVTables
+from workers.generation.kv_window import Window, WindowAttention
 from workers.model_config import ModelConfig
 
 _WIDTH_STEP = 64

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from workers.errors import ImportPathError
 from workers.import_path import find_object
-from workers.token_losses import LossError, TokenBatch, TokenLosses
+from workers.policy_losses.token_losses import LossError, TokenBatch, TokenLosses
 
 LossFunction = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from workers.packing import MicroBatch
+from workers.learning.packing import MicroBatch
 
 
 class Packing(NamedTuple):

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workers.custom_loss import CustomLoss
-from workers.token_losses import Loss, LossError, TokenBatch, TokenLosses
+from workers.policy_losses.custom_loss import CustomLoss
+from workers.policy_losses.token_losses import Loss, LossError, TokenBatch, TokenLosses
 
 
 def _differences(tokens: TokenBatch) -> Tensor:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from shm.block import available_bytes
-from workers.devices import visible_entries
-from workers.nvml import driver
+from workers.machine.devices import visible_entries
+from workers.machine.nvml import driver
 
 
 class DeviceMemory(NamedTuple):

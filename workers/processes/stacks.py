@@ -9,7 +9,7 @@ import os
 import signal
 import time
 
-from workers.process_stat import catches
+from workers.processes.process_stat import catches
 
 # A real-time signal that neither the C library nor what users' code runs on takes for itself.
 SIGNAL = signal.SIGRTMAX - 5

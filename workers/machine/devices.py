@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 from shm.errors import HeadwayError
-from workers.nvml import driver
+from workers.machine.nvml import driver
 
 DEVICES = ("auto", "cpu", "cuda")
 SAMPLERS_PER_CORE = 4  # each is a process of its own, with torch loaded

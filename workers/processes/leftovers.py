@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Iterable
 
-from workers import keeper
+from workers.processes import keeper
 
 WORKER = "HEADWAY_WORKER"  # the endpoint of the process of ours that it descends from
 GONE_SECONDS = 2.0  # bound on the wait for their end

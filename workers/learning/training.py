@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from shm.errors import HeadwayError
-from workers.adam import Adam
 from workers.errors import NonFiniteError
-from workers.loss_terms import kl_k3, token_entropies, token_logprobs
-from workers.losses import build_loss
+from workers.learning.adam import Adam
+from workers.learning.packed_attention import PackedAttention, packing_of
+from workers.learning.packing import MicroBatch, TrainingRows, micro_batches
+from workers.learning.stopwatch import Stopwatch
+from workers.learning.training_metrics import token_metrics
 from workers.model import RopeTable, Weights, bind_weights, decode, logits
 from workers.model_config import ModelConfig, layout
-from workers.packed_attention import PackedAttention, packing_of
-from workers.packing import MicroBatch, TrainingRows, micro_batches
-from workers.stopwatch import Stopwatch
-from workers.token_losses import TokenBatch
-from workers.training_metrics import token_metrics
+from workers.policy_losses.loss_terms import kl_k3, token_entropies, token_logprobs
+from workers.policy_losses.losses import build_loss
+from workers.policy_losses.token_losses import TokenBatch
 
 
 class TrainingError(HeadwayError, ValueError):

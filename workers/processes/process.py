@@ -18,14 +18,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from workers import keeper
 from workers.errors import ChannelError
-from workers.leftovers import WORKER, end_marked
-from workers.limits import memory_kills
-from workers.stacks import VARIABLE as STACKS
-from workers.stacks import StackMemory
+from workers.machine.limits import memory_kills
+from workers.processes import keeper
+from workers.processes.leftovers import WORKER, end_marked
+from workers.processes.stacks import VARIABLE as STACKS
+from workers.processes.stacks import StackMemory
 
-ROOT = str(Path(__file__).resolve().parent.parent)  # where the packages lie, installed or in a checkout
+ROOT = str(Path(__file__).resolve().parents[2])  # where the packages lie, installed or in a checkout
 FRAME = "workers.worker_main"  # becomes a worker first, then imports the role's module
 LAST_WORDS_LINES = 12
 KEEPER_UP_SECONDS = 10.0  # for a keeper to tell what it keeps, counted from when somebody asks

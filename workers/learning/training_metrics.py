@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from workers.packing import TrainingRows
+from workers.learning.packing import TrainingRows
 
 # In place of an infinite ratio: metrics are JSON, which has no infinity, and one such token must not end a run.
 _LARGEST = float(np.finfo(np.float32).max)
