@@ -2,7 +2,7 @@
 
 Our own commands and the Python blocks run in this process, on processes that are kept: as a process each, with workers
 of its own, they would take ten times as long. That run.py and a script do the same when a shell starts them is proved
-by test_run_py.py, test_readme.py and test_script_without_guard.py.
+by test_run_py.py and test_script_without_guard.py.
 """
 
 import os

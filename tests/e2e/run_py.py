@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -133,3 +134,40 @@ def assert_ended(run, code, status, temporary):
     assert audit(run.run_dir).returncode == 0
     assert socket_directories(temporary) == []
     return end
+
+
+def check_whole(run, steps, resumed):
+    """Trained to its end, as if it had never been interrupted: batches, versions, times and the audit."""
+    assert [line["step"] for line in run.lines("metrics.jsonl")] == list(range(1, steps + 1))
+    assert [event["step"] for event in run.events("batch")] == list(range(1, steps + 1))
+    published = [event["version"] for event in run.events("published") if event["version"]]
+    assert sorted(set(published)) == list(range(1, run.lines("metrics.jsonl")[-1]["model_step"] + 1))
+    assert [event.get("resumed", 0) for event in run.events("run")] == list(range(resumed + 1))
+    times = [event["t"] for event in run.lines("events.jsonl")]
+    assert times == sorted(times)
+    trained = [group for event in run.events("batch") for group in event["groups"]]
+    assert len(trained) == len(set(trained)) == steps * int(SMALL[1])
+    end = run.events("end")[-1]
+    assert (end["status"], end["steps"]) == ("completed", steps)
+    done = audit(run.run_dir)
+    assert done.returncode == 0, done.stdout
+
+
+@contextlib.contextmanager
+def when_written(run_dir, *names, then):
+    """Beside the block, in a thread: as soon as each of the run's files has a line, call then()."""
+    run, left = RunFiles(run_dir), threading.Event()
+
+    def watch():
+        while not all(run.lines(name) for name in names):
+            if left.wait(0.01):
+                return
+        then()
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield
+    finally:
+        left.set()
+        watching.join()

@@ -4,6 +4,7 @@ started, nothing left.
 Disks and control groups are made for the test, which needs rights that not every machine gives.
 """
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -12,6 +13,9 @@ import uuid
 from pathlib import Path
 
 import pytest
+
+from pipeline import audit
+from tests.e2e.run_py import RunFiles, when_written
 
 ROOT = Path(__file__).parent.parent.parent
 SECONDS = 100.0  # bound on every wait
@@ -81,28 +85,41 @@ def test_a_disk_without_room_for_another_file(own_mounts):
     assert said.endswith(" bytes and 0 further files are free); make room, or use another disk.")
 
 
-FILL_UP = f"""
-mount -t tmpfs -o size=16m tmpfs disk
-{RUN_PY} {SMALL} --steps 100000 --run-dir disk/run > said 2>&1 &
-steps() {{ cat disk/run/metrics.jsonl 2> /dev/null | wc -l; }}
-while kill -0 $! && [ $(steps) -lt 2 ]; do sleep 0.05; done
-dd if=/dev/zero of=disk/fill bs=64k 2> /dev/null || true
-status=0; wait $! || status=$?
-echo $status; tail -n 1 said; ls -d disk/run/checkpoints/version-*
-rm disk/fill
-{RUN_PY} --resume disk/run --steps $(($(steps) + 1)) > said 2>&1 || cat said
-exec {sys.executable} {ROOT / "pipeline" / "audit.py"} disk/run/events.jsonl
-"""
+@pytest.fixture
+def small_disk(own_mounts, tmp_path):
+    """A directory with a disk of 16 MiB of its own: that of a process which alone has it mounted."""
+    script = "mount -t tmpfs -o size=16m tmpfs disk; echo mounted; exec sleep 1000"
+    holder = subprocess.Popen(["unshare", "-m", "bash", "-ec", script], cwd=tmp_path, stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout.readline() == b"mounted\n"
+        yield Path(f"/proc/{holder.pid}/root{tmp_path}/disk")
+    finally:
+        holder.kill()
+        holder.communicate()
 
 
-def test_a_disk_that_fills_up_ends_the_run_and_costs_nothing_but_the_room(own_mounts):
+def fill(disk):
+    """Until nothing fits any more."""
+    with open(disk / "fill", "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(65_536))
+
+
+def test_a_disk_that_fills_up_ends_the_run_and_costs_nothing_but_the_room(kept, small_disk, tmp_path):
     """What was saved stays good: the run goes on from there when there is room again."""
-    done = own_mounts(FILL_UP)
-    status, said, *rest = done.stdout.splitlines()
-    assert status == "1", done
-    assert said.startswith("headway: disk/run/") and "No space left on device" in said and " free" in said, done
-    assert rest[0].startswith("disk/run/checkpoints/version-")
-    assert rest[-1] == "0 findings" and done.returncode == 0, done
+    run = RunFiles(small_disk / "run")
+    options = (*SMALL.split(), "--run-dir", str(run.run_dir))
+    with when_written(run.run_dir, "metrics.jsonl", then=lambda: fill(small_disk)):
+        code, _, err = kept.command(tmp_path, "run", *options, "--steps", "100000")
+    assert code == 1
+    said = err.splitlines()[-1]
+    assert said.startswith(f"headway: {run.run_dir}/") and "No space left on device" in said and " free" in said, err
+    assert list((run.run_dir / "checkpoints").glob("version-*"))
+    (small_disk / "fill").unlink()
+    steps = len(run.lines("metrics.jsonl"))
+    assert kept.command(tmp_path, "run", "--resume", str(run.run_dir), "--steps", str(steps + 1))[::2] == (0, "")
+    assert [line["step"] for line in run.lines("metrics.jsonl")] == list(range(1, steps + 2))
+    assert audit.main(str(run.run_dir / "events.jsonl")) == 0
 
 
 def test_no_place_for_sockets(own_mounts, tmp_path):

@@ -1,14 +1,15 @@
-"""`--resume RUN_DIR`: runs that were stopped, killed or completed go on, or say that there is nothing to do."""
+"""`--resume RUN_DIR`: runs that were stopped or completed go on, or say that there is nothing to do.
+
+One that was killed is resumed by test_run_py.py, test_random_resumes.py, and at many instants by
+tests/process/test_resumed_runs.py.
+"""
 
 import json
 import shutil
-import signal
-import tempfile
 
 import pytest
 
-from pipeline import audit
-from tests.e2e.run_py import ROOT, SMALL, RunFiles, RunPy
+from tests.e2e.run_py import SMALL, RunFiles, check_whole
 from tests.kept_processes import KEPT
 
 
@@ -28,22 +29,6 @@ def resume(run, *options, directory=None):
 
 def everything_in(path):
     return {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in path.rglob("*") if file.is_file()}
-
-
-def check_whole(run, steps, resumed):
-    """Trained to its end, as if it had never been interrupted: batches, versions, times and the audit."""
-    assert [line["step"] for line in run.lines("metrics.jsonl")] == list(range(1, steps + 1))
-    assert [event["step"] for event in run.events("batch")] == list(range(1, steps + 1))
-    published = [event["version"] for event in run.events("published") if event["version"]]
-    assert sorted(set(published)) == list(range(1, run.lines("metrics.jsonl")[-1]["model_step"] + 1))
-    assert [event.get("resumed", 0) for event in run.events("run")] == list(range(resumed + 1))
-    times = [event["t"] for event in run.lines("events.jsonl")]
-    assert times == sorted(times)
-    trained = [group for event in run.events("batch") for group in event["groups"]]
-    assert len(trained) == len(set(trained)) == steps * int(SMALL[1])
-    end = run.events("end")[-1]
-    assert (end["status"], end["steps"]) == ("completed", steps)
-    assert audit.main(str(run.run_dir / "events.jsonl")) == 0
 
 
 def test_a_completed_run_trains_on_when_more_steps_are_asked_for(run):
@@ -98,28 +83,3 @@ def test_a_changed_data_file_is_refused_naming_the_rows(run):
     code, _, err = resume(run, "--steps", "2")
     assert code == 2 and "The training rows are not those that the run began with" in err
     assert everything_in(run.run_dir) == before
-
-
-@pytest.mark.parametrize("steps_before", [0, 3])
-def test_a_killed_run_goes_on(run, steps_before):
-    """Its supervisor is killed as its first checkpoint is there, or when some batches are trained."""
-    with tempfile.TemporaryDirectory(prefix="hw-", dir="/tmp") as temporary:
-        killed = RunPy(run.run_dir, temporary, "--steps", str(steps_before + 3))
-        try:
-            killed.wait_until(lambda: killed.events("checkpoint"), "first checkpoint")
-            killed.wait_for_steps(steps_before)
-            killed.process.send_signal(signal.SIGKILL)
-            assert killed.wait() == -signal.SIGKILL
-        finally:
-            killed.end()
-        if steps_before == 0:
-            code, _, err = resume(run)
-            assert (code, err) == (0, "")
-        else:  # as a user does it, once
-            following = RunPy(run.run_dir, temporary, "--resume", "run", script=ROOT / "run.py")
-            try:
-                assert (following.wait(), following.stderr) == (0, ""), following.stdout
-            finally:
-                following.end()
-    check_whole(run, steps=steps_before + 3, resumed=1)
-    assert resume(run)[1].startswith("nothing to do: ")

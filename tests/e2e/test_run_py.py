@@ -1,12 +1,10 @@
 """`python run.py` from its start to its exit code, each time looked at from outside."""
 
 import contextlib
-import json
+import io
 import os
 import signal
 import stat
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -16,17 +14,19 @@ import psutil
 import pytest
 from promised_metrics import KEYS, KEYS_OF_AN_UPDATE
 from run_py import (
-    PATIENCE_SECONDS,
     ROOT,
     SMALL,
     RunFiles,
     RunPy,
     assert_ended,
     audit,
+    check_whole,
     socket_directories,
     wait_until_gone,
+    when_written,
 )
 
+from pipeline.commands import cli
 from tests.shared_files import shared_memory_files
 
 LONG = ("--steps", "100000")  # longer than any test: something else ends it
@@ -45,8 +45,8 @@ def start(tmp_path, temporary):
     """start(name, *arguments) starts run.py with the run directory tmp_path/name."""
     runs = []
 
-    def begin(name, *arguments):
-        runs.append(RunPy(tmp_path / name, temporary, *arguments))
+    def begin(name, *arguments, **options):
+        runs.append(RunPy(tmp_path / name, temporary, *arguments, **options))
         return runs[-1]
 
     yield begin
@@ -120,26 +120,6 @@ def run_here(kept, run_dir, *arguments):
     return kept.command(run_dir.parent, *options), RunFiles(run_dir)
 
 
-@contextlib.contextmanager
-def when_written(run_dir, *names, then):
-    """Beside the block, in a thread: as soon as each of the run's files has a line, call then()."""
-    run, left = RunFiles(run_dir), threading.Event()
-
-    def watch():
-        while not all(run.lines(name) for name in names):
-            if left.wait(0.01):
-                return
-        then()
-
-    watching = threading.Thread(target=watch)
-    watching.start()
-    try:
-        yield
-    finally:
-        left.set()
-        watching.join()
-
-
 def test_loss_of_the_users_own_lies_in_the_current_directory(kept, tmp_path):
     """With every term of the loss, in bfloat16; and its name is checked before any process starts."""
     (tmp_path / "my_losses.py").write_text("def simple(p, q, a, mask, ages):\n    return -a * p\n")
@@ -154,19 +134,6 @@ def test_loss_of_the_users_own_lies_in_the_current_directory(kept, tmp_path):
     assert code == 2 and "my_losses.py defines no simpler" in err
     assert err.startswith("headway: --loss-function is 'my_losses:simpler'")
     assert not refused.run_dir.exists()
-
-
-def test_ctrl_c_ends_the_run_after_the_update_that_has_begun(start, temporary):
-    run = start("run", *LONG)
-    run.wait_for_steps(2)
-    run.press_ctrl_c()
-    end = assert_ended(run, 130, "stopped", temporary)
-    assert 2 <= end["steps"] == len(run.lines("metrics.jsonl")) < 100000
-    assert len(run.events("optim")) == len(run.events("published"))
-    assert f"stopped after {end['steps']} of 100000 steps" in run.stdout
-    checkpoint = run.events("checkpoint")[-1]
-    assert checkpoint["version"] == len(run.events("published"))
-    assert f"checkpoint: {run.run_dir / checkpoint['path']}" in run.stdout.splitlines()
 
 
 def test_run_that_can_not_save_its_weights_has_failed(kept, tmp_path):
@@ -237,40 +204,27 @@ def test_ctrl_c_while_workers_start_ends_the_run_at_once(start, temporary):
     assert (end["steps"], end["admitted"]) == (0, 0)
 
 
-def test_second_ctrl_c_ends_a_run_whose_update_does_not(start, temporary):
-    """The learner is halted, so the first signal's wait for the update would have no end."""
-    run = start("run", *LONG)
-    run.wait_for_steps(2)
-    workers = run.wait_for_workers()
-    workers["workers.learner"].suspend()
-    steps = -1
-    while steps != len(run.lines("metrics.jsonl")):  # until it stands
-        steps = len(run.lines("metrics.jsonl"))
-        time.sleep(0.5)
-    run.press_ctrl_c()
-    time.sleep(0.2)
-    run.press_ctrl_c()
-    assert_ended(run, 130, "stopped", temporary)
-    wait_until_gone(workers.values(), GONE_SECONDS)
-
-
-def test_second_ctrl_c_while_the_processes_end_leaves_nothing(start, temporary):
-    """The sampler is halted, so that the supervisor waits for it when everything else is done."""
+def test_second_signal_while_the_processes_end_leaves_nothing(start, temporary):
+    """The sampler is halted, so that the supervisor waits for it when everything else is done. The exit code is that of
+    the first one, SIGTERM.
+    """
     run = start("run", *LONG)
     run.wait_for_steps(2)
     workers = run.wait_for_workers()
     workers["workers.sampler"].suspend()
-    run.press_ctrl_c()
+    run.process.terminate()
     run.wait_until(lambda: list((run.run_dir / "checkpoints").glob("version-*")), "checkpoint")
     run.press_ctrl_c()
-    assert_ended(run, 130, "stopped", temporary)
+    assert_ended(run, 143, "stopped", temporary)
     wait_until_gone(workers.values(), GONE_SECONDS)
 
 
-def test_killed_supervisor_takes_its_workers_along_and_the_next_start_sweeps(start, temporary):
-    """Beside another run, which all that does not touch; that one and the next are then ended with SIGTERM."""
+def test_killed_supervisor_takes_its_workers_along_and_its_run_is_resumed(start, temporary):
+    """Beside another run, which all that does not touch; that one is then ended by Ctrl-C, after the update that has
+    begun.
+    """
     shared_memory = shared_memory_files()
-    other = start("other", *LONG)
+    other = start("other", *LONG, "--tool-latency", "fixed:100")  # so that it leaves the processors to the others
     run = start("killed", *LONG)
     run.wait_for_steps(2)
     other.wait_for_steps(1)
@@ -287,15 +241,22 @@ def test_killed_supervisor_takes_its_workers_along_and_the_next_start_sweeps(sta
     findings = audit(run.run_dir).stdout.splitlines()  # its log breaks off, but holds nothing untrue
     assert "the last event is not end" in findings[-2] and findings[-1] == "1 findings"
 
-    following = start("next", *LONG)
+    steps = len(run.lines("metrics.jsonl")) + 3
+    following = start("killed", "--resume", "killed", "--steps", str(steps), script=ROOT / "run.py")
     following.wait_until(lambda: "workers.learner" in following.workers(), "learner")
-    assert len(directories & set(socket_directories(temporary))) == 1
-    following.wait_for_steps(1)
-    following.process.terminate()
-    assert following.wait() == 143
+    assert len(directories & set(socket_directories(temporary))) == 1  # it has swept
+    assert (following.wait(), following.stderr) == (0, ""), following.stdout
+    check_whole(following, steps, resumed=1)
+
     other.wait_for_steps(len(other.lines("metrics.jsonl")) + 1)
-    other.process.terminate()
-    assert_ended(other, 143, "stopped", temporary)
+    other.press_ctrl_c()
+    end = assert_ended(other, 130, "stopped", temporary)
+    assert 2 <= end["steps"] == len(other.lines("metrics.jsonl")) < 100000
+    assert len(other.events("optim")) == len(other.events("published"))
+    assert f"stopped after {end['steps']} of 100000 steps" in other.stdout
+    checkpoint = other.events("checkpoint")[-1]
+    assert checkpoint["version"] == len(other.events("published"))
+    assert f"checkpoint: {other.run_dir / checkpoint['path']}" in other.stdout.splitlines()
 
 
 def test_dead_learner_that_may_not_be_replaced_is_one_sentence_and_exit_1(kept, tmp_path):
@@ -314,26 +275,23 @@ def test_dead_learner_that_may_not_be_replaced_is_one_sentence_and_exit_1(kept, 
     assert "failed after" in out
 
 
-def test_reader_that_goes_away_ends_the_run_in_order_and_in_silence(tmp_path, temporary):
-    """`python run.py … | head -1`."""
-    command = [sys.executable, str(ROOT / "run.py"), *LONG, *SMALL, "--device", "cpu", "--run-dir", "run"]
-    run = subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        env=os.environ | {"TMPDIR": temporary},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        while b" | reward " not in (line := run.stdout.readline()):
-            assert line.startswith(b"async: starting | waits: "), run.stderr.read()
-        run.stdout.close()
-        assert (run.wait(PATIENCE_SECONDS), run.stderr.read()) == (1, b"")
-    finally:
-        run.kill()
-        run.stderr.close()
-        run.wait()
-    (end,) = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()[-1:]]
-    assert (end["event"], end["status"]) == ("end", "stopped")
-    assert socket_directories(temporary) == []
+def test_reader_that_goes_away_ends_the_run_in_order_and_in_silence(kept, tmp_path):
+    """`headway run … | head -1`, in this process; that nothing is said at a process's exit either is proved by
+    test_bad_options.py.
+    """
+    read, write = os.pipe()
+
+    def read_one_step():
+        with open(read) as lines:
+            while " | reward " not in (line := lines.readline()):
+                assert line.startswith("async: starting | waits: ")
+
+    reading = threading.Thread(target=read_one_step)
+    reading.start()
+    err = io.StringIO()
+    command = ("run", *LONG, *SMALL, "--device", "cpu", "--run-dir", str(tmp_path / "run"))
+    with kept.serve(), open(write, "w") as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = cli.main(command)
+    reading.join()
+    assert (code, err.getvalue()) == (1, "")
+    assert RunFiles(tmp_path / "run").events("end")[-1]["status"] == "stopped"

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 
+import psutil
 import pytest
 
 from pipeline import audit
@@ -33,6 +34,7 @@ class Run(RunFiles):
         self.trainer = None
         self.hold_after = None  # the step behind which the learner answers no more
         self.hold_save = None  # the version that it gets no further than to be asked to save
+        self.held_learner = -1  # its process id
         self.signalled = 0.0  # when the last thing was done to it
         self.errors = []
         self.made, self.held = threading.Event(), threading.Event()
@@ -103,7 +105,8 @@ class Run(RunFiles):
         self.send(number)
 
     def _hold_learner(self):
-        os.kill(self.learner, signal.SIGSTOP)
+        self.held_learner = self.learner
+        os.kill(self.held_learner, signal.SIGSTOP)
         self.held.set()
 
     def release_learner(self):
@@ -196,3 +199,4 @@ def test_the_second_signal_ends_the_run_at_once_whatever_it_waits_for(run, words
 
     assert run.train("--steps", str(steps), act=act, **held) == (143, "")
     assert check_end(run, "stopped")[1] == [0]
+    assert not psutil.pid_exists(run.held_learner)

@@ -92,6 +92,7 @@ def check_whole(run_dir, steps=STEPS):
 
 # One before and one after everything that counts; those that are left out of the quick suite end in the same states.
 INSTANTS = [
+    ("after checkpoint", 1),  # nothing but the first checkpoint is there
     ("after Ready", 9),
     ("after segment", 100),
     ("after BatchRecord", 4),
