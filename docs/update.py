@@ -93,11 +93,19 @@ def metrics_page(page: str) -> str:
 
 
 def decisions_page(page: str) -> str:
-    """docs/decisions.md with the links to its headings renewed."""
-    titles = re.findall(r"^## (.+)$", page, re.MULTILINE)
-    anchors = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
-    links = [f"[{title}](#{anchor})" for title, anchor in zip(titles, anchors, strict=True)]
-    return renewed(page, " ·\n".join(links))
+    """docs/decisions.md with its links to the pages of docs/decisions, and to their headings, renewed."""
+    return renewed(page, "\n".join(area(path) for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))))
+
+
+def area(path: Path) -> str:
+    """A page of decisions in docs/decisions.md: its title, its first sentences and its headings."""
+    title, meaning, *_ = path.read_text(encoding="utf-8").split("\n\n")
+    target = path.relative_to(ROOT / "docs").as_posix()
+    lines = [f"- [{title.removeprefix('# ')}]({target}): {' '.join(meaning.split())}"]
+    for heading in re.findall(r"^## (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE):
+        anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        lines.append(f"  - [{heading}]({target}#{anchor})")
+    return "\n".join(lines)
 
 
 def renewed(page: str, section: str) -> str:

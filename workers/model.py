@@ -93,7 +93,7 @@ def init_flat(config: ModelConfig, seed: int) -> Tensor:
     Matrices are normal with deviation 1/sqrt(inputs) (LeCun), which keeps variances through a layer whatever its width;
     EMBEDDING_STD and RESIDUAL_STD (what writes to the residual stream) are what a search over `guess` found to learn
     best. Norms start at 1, biases at 0. A tiny model learns from its first rewards only if its layers say something
-    at the start: with the 0.02 of large models it learned far more slowly (docs/decisions.md).
+    at the start: with the 0.02 of large models it learned far more slowly (docs/decisions/tasks.md).
     """
     flat = torch.zeros(layout(config).num_elements, dtype=torch.float32)
     generator = torch.Generator(device="cpu").manual_seed(seed)

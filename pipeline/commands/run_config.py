@@ -67,7 +67,7 @@ TASK_EVAL_ROWS = 64  # of the hundreds that a task holds out, unless the user sa
 # How models with a chat template start on a built-in task.
 TEXT_RECIPE: dict[str, Any] = {
     "steps": 200,
-    "advantage": "group_std",  # a first call that runs counts among those that don't: see docs/decisions.md
+    "advantage": "group_std",  # a first call that runs counts among those that don't: see docs/decisions/tasks.md
     "lr": 5e-6,
     "lr_warmup": 5,
     "grad_clip_norm": 1.0,
@@ -77,7 +77,7 @@ TEXT_RECIPE: dict[str, Any] = {
 RECIPES: dict[str, dict[str, Any]] = {
     "guess": {
         "steps": 900,
-        "advantage": "group_std",  # keeps rare guesses alive: see docs/decisions.md
+        "advantage": "group_std",  # keeps rare guesses alive: see docs/decisions/tasks.md
         "lr": 6e-4,
         "lr_warmup": 10,
         "lr_floor": 0.1,

@@ -1,7 +1,7 @@
 """What passes through the model cost in memory, per token, and how many tokens therefore go through it at once. Pure.
 
 Counted is what `workers/model.py`, the loss and `workers/generation/sampling.py` keep at their peak, in elements; a run
-of the learner on the CPU was measured against it (docs/decisions.md).
+of the learner on the CPU was measured against it (docs/decisions/processes.md).
 """
 
 from dataclasses import dataclass

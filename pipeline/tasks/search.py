@@ -89,7 +89,7 @@ EXAMPLES = _worked_examples()
 
 # A question is `boss` once per look-up, and a name. A turn is one word: a name is looked up, any other word is a call
 # that can't be read; the tool's message then says so, and the look-up is spent. The turn behind the last look-up is the
-# answer. docs/decisions.md has what was too hard: a word of its own for the answer, and two relations.
+# answer. docs/decisions/tasks.md has what was too hard: a word of its own for the answer, and two relations.
 RELATION = "boss"
 UNREADABLE = "what"
 TINY_NAMES = tuple(name.lower() for name in NAMES[:10])

@@ -11,7 +11,7 @@ from pipeline.commands.arguments import read_arguments
 from pipeline.commands.options import LATER, OPTIONS
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 DATA_PAGES = sorted((ROOT / "tests" / "data").glob("*/README.md"))
 
 
@@ -35,10 +35,13 @@ def test_measured_table_is_that_of_the_stored_result(update):
     assert page.count(update.BEGIN) == page.count(update.END) == 1
 
 
-def test_decisions_begin_with_links_to_their_headings(update):
+def test_decisions_are_listed_with_their_headings(update):
     page = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8")
     assert page == update.decisions_page(page), "run `make docs`"
-    assert "[Users' code, and other packages' environments](#users-code-and-other-packages-environments)" in page
+    headings = re.findall(r"^  - \[(.+)\]\(decisions/(\w+)\.md#([\w-]+)\)$", page, re.MULTILINE)
+    users = "users-code-and-other-packages-environments"
+    assert ("Users' code, and other packages' environments", "environments", users) in headings
+    assert len({anchor for _, _, anchor in headings}) == len(headings)  # a title names one place
 
 
 def test_every_file_is_listed_with_its_purpose(update):
