@@ -4,6 +4,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from pipeline.config_checks import check_path
 from pipeline.errors import ConfigError
 from pipeline.resume_check import GOALS
 from pipeline.run_files import CONFIG, EVENTS, LOGS, METRICS
-from pipeline.synced_files import replace_file
+from pipeline.synced_files import replace_file, sync_directory
 from workers.machine.limits import refusal_in_words
 
 # A directory with one of these holds a run.
@@ -69,10 +70,13 @@ def make_run_dir(run_dir: str, description: Mapping[str, Any]) -> Path:
                 json.dump(description, file, indent=2)
                 file.write("\n")
                 file.flush()
+                os.fsync(file.fileno())
             except OSError as error:  # a part of it would say that the directory holds a run
                 (path / CONFIG).unlink()
                 error.filename = file.name
                 raise
+        with suppress(PermissionError):  # where others' names may not be read
+            sync_directory(path.parent)  # its own name; those in it are synced when the journal begins
     except OSError as error:
         raise _not_made(path, error) from error
     return path

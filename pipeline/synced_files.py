@@ -31,8 +31,12 @@ def replace_file(path: Path, contents: bytes) -> None:
     """The file with other contents, or as it was: whatever happens meanwhile, readers find one of the two."""
     temporary = path.with_name(TEMPORARY + path.name)
     temporary.unlink(missing_ok=True)
-    write_file(temporary, contents)
-    os.rename(temporary, path)
+    try:
+        write_file(temporary, contents)
+        os.rename(temporary, path)
+    except OSError:  # a part of it would take up room on a disk that is full
+        temporary.unlink(missing_ok=True)
+        raise
     sync_directory(path.parent)
 
 

@@ -187,7 +187,9 @@ class Checkpoints:
 
     def _begin(self, temporary: Path, state: bytes) -> None:
         """Everything that the learner doesn't write."""
-        self._folder.mkdir(exist_ok=True)
+        if not self._folder.is_dir():
+            self._folder.mkdir()
+            sync_directory(self._folder.parent)
         for name in os.listdir(self._folder):
             if name.startswith(TEMPORARY):
                 remove(self._folder / name)

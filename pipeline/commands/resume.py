@@ -82,7 +82,9 @@ def parse_resume(arguments: Sequence[str]) -> Resume:
     _check_device(config, run_dir)
     config = _changed(config, given)
     step, status = last_line(path / METRICS), last_line(path / EVENTS).get("status")
-    done = int(step.get("step", 0))
+    done = step.get("step", 0)
+    if type(done) is not int:
+        raise ConfigError(f"{path / METRICS} is damaged: its last line tells of no step; restore it.")
     return Resume(
         run_dir=path,
         config=config,

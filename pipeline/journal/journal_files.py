@@ -17,6 +17,7 @@ from pipeline.journal.frames import HEADER_BYTES, MAX_RECORD, FrameReader, event
 from pipeline.journal.record_codec import pack_record, unpack_record
 from pipeline.journal.records import Record, events_of
 from pipeline.run_files import FIRST_JOURNAL_FILE, JOURNAL
+from pipeline.run_warnings import warn_of_run
 from pipeline.synced_files import sync_directory
 
 _NAME = re.compile(r"([0-9]{8})\.log")
@@ -57,6 +58,8 @@ class Journal:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(file)
             sync_directory(self.directory)
+            if self._file < 0:  # in a run that begins: its own name, and those of the logs beside it
+                sync_directory(self.directory.parent)
         except OSError as error:
             if file >= 0:
                 os.close(file)
@@ -91,10 +94,17 @@ class Journal:
         self._synced = self._size
 
     def remove_before(self, ordinal: int) -> None:
-        """Files that no checkpoint needs any more. Never the one that is written now."""
+        """Files that no checkpoint needs any more, but for the one that is written now. What can't be removed stays,
+        and is warned of.
+        """
         for old in _ordinals(self.directory):  # the oldest first: a death in between leaves no gap
             if old < min(ordinal, self._ordinal):
-                path_of(self.directory, old).unlink(missing_ok=True)
+                path = path_of(self.directory, old)
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    warn_of_run(f"The old file {path} can't be removed: {error.strerror}; it stays.")
+                    return
 
     def close(self) -> None:
         """Sync and close; a second call does nothing."""

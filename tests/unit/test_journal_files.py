@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from pipeline.errors import JournalError, RunError
 from pipeline.journal import frames, journal_files
 from pipeline.journal.journal_files import Journal, events_before, read
 from pipeline.journal.records import Admitted, GivenUp, Ready
+from pipeline.run_warnings import RunWarning
 from pipeline.trajectory import Group
 
 
@@ -78,6 +80,32 @@ def test_files_that_no_checkpoint_needs_go(tmp_path):
     assert sorted(os.listdir(tmp_path / "journal")) == ["00000002.log", "rollouts.msgpack"]
     assert numbers(tmp_path, 2) == [2, 7]
     assert journal.begin() == 3
+
+
+def test_an_old_file_that_can_not_be_removed_stays_with_all_behind_it(tmp_path, monkeypatch):
+    journal = written(tmp_path, 1, 1, 1, 1)
+    unlink = Path.unlink
+
+    def refuse(path, missing_ok=False):
+        if path.name == "00000001.log":
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.warns(RunWarning, match=r"00000001\.log can't be removed: Operation not permitted; it stays"):
+        journal.remove_before(3)
+    assert numbers(tmp_path, 1) == [1, 2, 3]
+
+
+def test_names_of_the_run_s_files_are_on_the_disk_when_its_journal_begins(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")))
+    journal = Journal(tmp_path)
+    journal.begin()
+    assert synced == [str(path(tmp_path, 0)), str(tmp_path / "journal"), str(tmp_path)]
+    synced.clear()
+    journal.begin()
+    assert synced == [str(path(tmp_path, 0)), str(path(tmp_path, 1)), str(tmp_path / "journal")]
 
 
 def test_a_resumed_journal_goes_on_in_the_next_file(tmp_path):

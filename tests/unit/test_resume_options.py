@@ -235,3 +235,10 @@ def test_lines_that_break_off_do_not_count(here):
     with open(here / "run" / "metrics.jsonl", "a") as file:
         file.write('{"step": 5, "model_st')
     assert parse_resume(["--resume", "run"]).done == 4
+
+
+def test_a_last_line_that_tells_of_no_step_is_damage(here):
+    make_run(here / "run")
+    with open(here / "run" / "metrics.jsonl", "a") as file:
+        file.write('{"step": "four", "model_step": 4}\n')
+    assert "metrics.jsonl is damaged: its last line tells of no step; restore it." in refusal("--resume", "run")

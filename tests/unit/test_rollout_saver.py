@@ -1,6 +1,8 @@
 """The file of unfinished trajectories has the newest save, whichever thread comes last."""
 
 import asyncio
+import errno
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -50,3 +52,17 @@ def test_a_save_that_fails_warns_once_and_does_not_count(saver, tmp_path):
     (tmp_path / ROLLOUTS).parent.mkdir()
     saver.write(second)
     assert (tmp_path / ROLLOUTS).read_bytes() == second.packed
+
+
+def test_a_full_disk_keeps_the_save_before_and_nothing_of_the_new_one(saver, tmp_path, monkeypatch):
+    first, second = saver.contents(), saver.contents()
+    saver.write(first)
+
+    def refuse(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.warns(RunWarning, match="No space left on device"):
+        saver.write(second)
+    assert (tmp_path / ROLLOUTS).read_bytes() == first.packed
+    assert os.listdir((tmp_path / ROLLOUTS).parent) == [(tmp_path / ROLLOUTS).name]
