@@ -22,7 +22,7 @@ FOLDERS = {
     "pipeline": "What users import: config, environments, the schedule, the trainer, the command line. Knows no CUDA.",
     "workers": "What runs in the sampler and learner processes, and the messages they speak. Knows no environment.",
     "shm": "Bytes and numbers shared between processes: blocks, ledger and gate, queues, weight slots. Knows no model.",
-    "bench": "Comparisons that print ratios to a peer measured in the same run; a real model to try; the soak.",
+    "bench": "Comparisons with a peer measured in the same run; models to try; the soak. Imports no test.",
     "docs": "Pages; what writes parts of them; an environment to copy.",
 }
 BEGIN, END = "<!-- begin: written by docs/update.py -->\n", "<!-- end -->\n"

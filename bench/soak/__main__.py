@@ -28,13 +28,13 @@ from typing import Any
 
 from bench.command import BenchCommand, result_head, run_root
 from bench.errors import BenchError
+from bench.small_models import write_small_model
 from bench.soak.calm_run import calm_run
 from bench.soak.errands import write_rows
 from bench.soak.replay import Replay
 from bench.soak.run_options import HELD_OUT, RECOVERIES, WAYS, run_options
 from bench.soak.strikes import Strike, strikes
 from bench.soak.struck_run import ROOT, StruckRun
-from tests.small_models import write_small_model
 
 SHARED_PREFIXES = ("psm_", "sem.", "torch_", "headway")
 PATIENCE_SECONDS = 300.0  # from the last strike to the end of the run

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.small_models import write_small_model
 from pipeline.commands.cli import main
-from tests.small_models import write_small_model
 
 RUN = Path(__file__).parent.parent.parent / "run.py"
 CPU_SECONDS = 3.0  # of the process itself, so that a busy machine decides nothing

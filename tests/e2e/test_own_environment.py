@@ -10,7 +10,7 @@ import sys
 import pytest
 from run_py import ROOT, SMALL, RunFiles, RunPy
 
-from tests.small_models import write_small_model
+from bench.small_models import write_small_model
 
 FILES = {
     "rewards.py": """

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from bench.small_models import write_small_model
 from bench.soak.__main__ import audit_findings
 from bench.soak.errands import write_rows
 from bench.soak.replay import Replay
 from bench.soak.run_options import GROUPS_PER_STEP, run_options
 from bench.soak.strikes import Strike
 from bench.soak.struck_run import StruckRun
-from tests.small_models import write_small_model
 
 NUM_ROWS = 40
 LAST_INSTANT = 4  # rows before the end of the epoch: one batch is left then, which no kill comes too late for

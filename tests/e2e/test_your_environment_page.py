@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from bench.small_models import write_small_model
 from tests.e2e.page_runner import MODEL, blocks, file_of, follow, make_checkout, read_page
-from tests.small_models import write_small_model
 
 PAGE = read_page("your-environment.md")
 LANGUAGES = ("sh", "python", "toml")

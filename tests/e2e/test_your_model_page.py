@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
+from bench.small_models import write_small_model
 from pipeline.tasks import calculator
 from tests.e2e.page_runner import MODEL, ROOT, blocks, follow, make_checkout, read_page, run
-from tests.small_models import write_small_model
 
 PAGE = read_page("your-model.md")
 

@@ -11,11 +11,11 @@ import torch
 from running import audit, events_of, make_trainer, published_weights, use
 
 import pipeline as rl
+from bench.small_models import write_small_model
 from pipeline.checkpoints import checkpoints
 from pipeline.checkpoints.saved import latest_checkpoint
 from pipeline.model_directory import open_model
 from pipeline.tasks import guess
-from tests.small_models import write_small_model
 from workers.errors import CheckpointError
 from workers.model_files.config import read_model_config
 from workers.model_files.flat_weights import load_flat

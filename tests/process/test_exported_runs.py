@@ -5,11 +5,11 @@ import torch
 from running import make_trainer, use
 
 import pipeline as rl
+from bench.small_models import IM_END, write_small_model
 from pipeline.commands import cli
 from pipeline.model_directory import open_model
 from pipeline.tasks import guess
 from tests.model_logits import our_logits
-from tests.small_models import IM_END, write_small_model
 
 transformers = pytest.importorskip("transformers", reason="transformers (extra `hf`) is not installed")
 

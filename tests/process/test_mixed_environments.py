@@ -8,7 +8,7 @@ import pytest
 from running import audit, events_of, make_trainer
 
 import pipeline as rl
-from tests.small_models import write_small_model
+from bench.small_models import write_small_model
 
 CASES = Path(__file__).parent.parent / "data" / "cases"
 

@@ -9,11 +9,11 @@ import pytest
 from running import audit, events_of, make_trainer, published_weights, use
 
 import pipeline as rl
+from bench.small_models import FAMILIES, write_small_model
 from pipeline.evaluation.without_training import EvaluationRun
 from pipeline.model_directory import open_model, open_tiny
 from pipeline.run_directory import make_run_dir
 from pipeline.tasks import TASKS, calculator, guess, search
-from tests.small_models import FAMILIES, write_small_model
 from workers.model_config import TINY
 from workers.model_files.flat_weights import load_flat
 from workers.rope_scaling import RopeScaling

@@ -15,11 +15,11 @@ from openai import APIError, AsyncOpenAI, AuthenticationError
 from running import audit, events_of
 
 import pipeline as rl
+from bench.small_models import write_small_model
 from pipeline.chat.format import ParsedTurn
 from pipeline.chat.model_chat import load_chat
 from pipeline.evaluation.without_training import EvaluationRun
 from pipeline.run_directory import make_run_dir
-from tests.small_models import write_small_model
 
 ROOT = Path(__file__).parent.parent.parent
 SECONDS = 60.0

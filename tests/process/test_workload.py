@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from bench.small_models import write_small_model
 from pipeline.commands.make_eval_config import parse_eval
 from pipeline.commands.make_run_config import parse
 from pipeline.commands.option_values import as_written
@@ -11,7 +12,6 @@ from pipeline.commands.workload import open_workload
 from pipeline.data.mixed_rows import MixedRows
 from pipeline.dataset import rows_digest
 from pipeline.errors import ConfigError, ConfigTypeError
-from tests.small_models import write_small_model
 
 ENVS = '''
 import pipeline as rl

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bench.small_models import write_small_model
 from pipeline.commands.make_run_config import parse
 from pipeline.commands.options import OPTIONS
 from pipeline.commands.stored_config import run_config_of
@@ -15,7 +16,6 @@ from pipeline.commands.workload_config import WorkloadConfig
 from pipeline.config import TRUNCATION_CAUSES
 from pipeline.errors import ConfigError
 from pipeline.losses import NORMALIZATIONS
-from tests.small_models import write_small_model
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
 COUNTS = st.integers(1, 10**6).map(str)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.small_models import write_small_model
 from pipeline.commands import cli
-from tests.small_models import write_small_model
 
 CASES = Path(__file__).parent.parent / "data" / "cases"
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from bench.small_models import write_small_model
 from pipeline.commands.eval_config import EVAL_OPTIONS, eval_help
 from pipeline.commands.evaluate import warn_of_changed_data
 from pipeline.commands.make_eval_config import parse_eval
@@ -17,7 +18,6 @@ from pipeline.dataset import rows_digest
 from pipeline.errors import ConfigError
 from pipeline.tasks import TASKS
 from tests.complete_checkpoints import complete
-from tests.small_models import write_small_model
 
 
 @pytest.fixture(autouse=True)

@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from bench.small_models import write_json, write_small_model
 from pipeline.beside_weights import own_model_files
 from pipeline.checkpoints.marker import MARKER, STATE
 from pipeline.checkpoints.saved import latest_checkpoint, weights_directory
 from pipeline.commands import cli, export
 from pipeline.errors import ConfigError
 from tests.complete_checkpoints import complete
-from tests.small_models import write_json, write_small_model
 from workers.errors import CheckpointError
 from workers.model import init_flat
 from workers.model_config import TINY

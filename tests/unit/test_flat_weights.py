@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from tests.small_models import SMALL, write_small_model
+from bench.small_models import SMALL, write_small_model
 from workers.errors import CheckpointError
 from workers.model import bind_weights, init_flat
 from workers.model_config import ModelConfig

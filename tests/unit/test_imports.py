@@ -86,6 +86,11 @@ def test_packages_form_no_circle(layer):
     assert needs == {}
 
 
+def test_benches_import_no_test():
+    files = sorted((ROOT / "bench").rglob("*.py"))
+    assert files and not [p for p in files if any(m.split(".")[0] == "tests" for m in imported_modules(p))]
+
+
 def test_sampler_and_learner_never_import_each_other():
     assert not {m for m in imported_modules(ROOT / "workers" / "sampler.py") if m.startswith("workers.learner")}
     assert not {m for m in imported_modules(ROOT / "workers" / "learner.py") if m.startswith("workers.sampler")}

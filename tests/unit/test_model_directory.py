@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 import pipeline as rl
+from bench.small_models import FAMILIES, NUM_PADDED, write_json, write_small_model
 from pipeline.beside_weights import model_dtype, read_model_files
 from pipeline.model_directory import open_model, with_ids_of
 from pipeline.tasks import guess
 from tests.complete_checkpoints import complete
-from tests.small_models import FAMILIES, NUM_PADDED, write_json, write_small_model
 from workers.model import init_flat
 from workers.model_config import TINY
 from workers.model_files.config import to_hf_config

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 
+from bench.small_models import write_small_model
 from pipeline.commands.launch import make_supervisor
 from pipeline.commands.make_run_config import parse
 from pipeline.commands.run_config import RECIPES, TEXT_RECIPE
@@ -11,7 +12,6 @@ from pipeline.commands.workload import open_workload
 from pipeline.errors import ConfigError
 from pipeline.tasks import TASKS
 from tests.complete_checkpoints import complete
-from tests.small_models import write_small_model
 
 
 @pytest.fixture(scope="module")

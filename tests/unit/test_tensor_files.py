@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.small_models import SMALL, write_small_model, write_tensors
+from bench.small_models import SMALL, write_small_model, write_tensors
 from workers.errors import CheckpointError
 from workers.model_config import ModelConfig, layout
 from workers.model_files.tensor_files import INDEX, SINGLE, check_tensors, find_tensors

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.small_models import write_json, write_small_model, write_tensors
+from bench.small_models import write_json, write_small_model, write_tensors
 from workers.errors import CheckpointError
 from workers.model import bind_weights
 from workers.model_files.config import read_model_config

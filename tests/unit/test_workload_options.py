@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from bench.small_models import write_small_model
 from pipeline.commands.make_run_config import parse
 from pipeline.commands.options import OPTIONS
 from pipeline.commands.run_config import OWN_BUDGET, OWN_RECIPE
@@ -11,7 +12,6 @@ from pipeline.commands.stored_config import run_config_of
 from pipeline.commands.workload_config import EnvironmentConfig, EnvironmentTable, WorkloadConfig
 from pipeline.config_json import plain
 from pipeline.errors import ConfigError
-from tests.small_models import write_small_model
 
 ENV = ("--env", "my_envs:Search")
 DATA = ("--data", "train.jsonl")

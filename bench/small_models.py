@@ -1,4 +1,4 @@
-"""Random model directories in Hugging Face's form, small enough for tests: made without transformers.
+"""Random model directories in Hugging Face's form, small enough for tests and the soak: made without transformers.
 
 The tokenizer is a byte-level BPE like those of real models, with ChatML's special tokens; the chat template renders
 tools and calls in Hermes form. The model has some more ids than the tokenizer, as padded checkpoints do.
