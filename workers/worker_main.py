@@ -91,9 +91,7 @@ def main() -> None:
             log_to(config["log_path"])
             config = serve(channel, config)
             if config is not None:
-                gc.unfreeze()
                 gc.collect()  # what the run has left
-                gc.freeze()
     except Exception as error:  # the outermost frame: report, then exit
         status = 1
         trace = traceback.format_exc()
