@@ -213,6 +213,13 @@ class AsyncTrainer:
         return self._run is not None and self._run.stopped
 
     @property
+    def left_unsaved(self) -> bool:
+        """Whether the last run was to stop while its learner was gone, and did not wait for another one: what came
+        after its checkpoint is in the journal alone, and is trained again at a resume.
+        """
+        return self._run is not None and self._run.left_unsaved
+
+    @property
     def checkpoint(self) -> Path | None:
         """The last run's newest checkpoint, a model directory; None if it has saved none."""
         return self._checkpoints.latest if self._checkpoints is not None else None

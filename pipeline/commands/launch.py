@@ -97,7 +97,7 @@ async def _train(
         for task in beside:
             task.cancel()
         latest = trainer.evaluations[-1] if trainer.evaluations else None
-        progress.close(status, trainer.run_directory, latest, trainer.checkpoint)
+        progress.close(status, trainer.run_directory, latest, trainer.checkpoint, left_unsaved=trainer.left_unsaved)
     if signals.received is not None:  # also when that was as the run ended
         return EXIT_CODES[signals.received]
     return 0

@@ -116,9 +116,12 @@ class Progress:
         run_dir: str | PathLike[str] | None,
         evaluation: Evaluation | None = None,
         checkpoint: str | PathLike[str] | None = None,
+        *,
+        left_unsaved: bool = False,
     ) -> None:
         """Print the summary. status: completed, stopped or failed; run_dir: None if it was never made; evaluation: the
-        latest, None if there was none; checkpoint: where the weights were saved, None if they were not.
+        latest, None if there was none; checkpoint: where the weights were saved, None if they were not; left_unsaved:
+        there were later ones, which went with the learner.
         """
         if self._live is not None:
             self._live.stop()
@@ -150,6 +153,11 @@ class Progress:
             self._print(f"concurrency: {running:.1f} trajectories on average, of {self._concurrency} asked for")
         if checkpoint is not None:
             self._print(f"checkpoint: {checkpoint}")
+        if left_unsaved:
+            self._print(
+                "the learner was gone when the run was to end, and was not waited for: what it had trained since its "
+                "last checkpoint is in the journal, and is trained again when the run is resumed"
+            )
         goes_on = checkpoint is not None or (run_dir is not None and ended_in_start_up(run_dir))
         if status != "completed" and goes_on:
             self._print(f"to go on: python run.py --resume {shlex.quote(str(run_dir))}")

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pipeline.endpoint.server import EndpointServer
 
 WATCH_SECONDS = 1.0  # between two looks at who stands still
+STOPPED_SECONDS = 3.0  # for which a run that is to end waits for a learner that somebody has stopped
 
 
 class ActiveRun:
@@ -85,6 +86,7 @@ class ActiveRun:
         self._watch = WorkerWatch(self.workers, self.time_rows, spec.worker_timeout, self._hosts.at_work)
         self._tasks: set[asyncio.Task] = set()
         self._on_failure: list[WeakMethod] = []
+        self._ends_since: float | None = None  # when `end_soon` was called
 
     @property
     def live(self) -> dict[str, Any]:
@@ -164,6 +166,21 @@ class ActiveRun:
             self._watch.look()
             if self.failure is None:
                 self._hosts.look()
+            if self._ends_since is not None:
+                self._end_stopped_learner(time.monotonic() - self._ends_since)
+
+    def _end_stopped_learner(self, seconds: float) -> None:
+        """seconds: since the run was to end."""
+        learner = self.workers.learner
+        if min(seconds, self._watch.stopped_seconds(learner)) >= STOPPED_SECONDS:
+            learner.kill("was stopped (SIGSTOP, or a debugger) while the run was to end")
+
+    def end_soon(self, error: Exception) -> None:
+        """The run is to end in order, within seconds. A learner that is being brought back, or dies or stays stopped
+        (SIGSTOP) from now on, is not waited for: whoever does gets `error`.
+        """
+        self._ends_since = time.monotonic()
+        self._learner.end_soon(error)
 
     async def save_weights(self, version: int, path: str, optimizer_path: str) -> None:
         """Have the learner write the weights of `version`, float32, as the safetensors file `path`, and the optimizer's
@@ -175,7 +192,7 @@ class ActiveRun:
         try:
             await self.learner.save(version, path, optimizer_path, checkpoint_bytes(self.spec.model))
         except (asyncio.CancelledError, GeneratorExit, RunError):
-            self._learner.discard()
+            self._learner.discard(RunError("The learner was ended."))
             raise
 
     @property
@@ -198,7 +215,9 @@ class ActiveRun:
             others = (*self.workers.samplers, *self.workers.environments)
             await gather_all(*(handle.end_run(at_once) for handle in others))
             self._hosts.discard_those_at_work()
-            await self.workers.learner.end_run(at_once)
+            # One that nobody speaks to replays what nobody waits for.
+            await self.workers.learner.end_run(at_once or self.learner.is_away)
+            self.workers.discard_unready()  # a new process in a dead one's place
         except BaseException:  # cut short, as by a loop that is being closed: who has not let go of the memory, goes
             for handle in self._pool.handles:
                 handle.discard()

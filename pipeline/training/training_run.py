@@ -76,6 +76,7 @@ class TrainingRun:
         validate_batch: ValidateBatch | None,
     ) -> None:
         self.stopped = False  # ended before its steps were done, as someone asked for
+        self.left_unsaved = False  # ended without a learner, which could not be waited for: a resume trains again
         # In order, those of an earlier run included.
         self.evaluations: list[Evaluation] = [] if resumption is None else list(resumption.evaluations)
         self._engine = engine
@@ -103,6 +104,7 @@ class TrainingRun:
         self._stop_asked = asyncio.Event()
         self._opening = False  # the processes are being started
         self._saving = False
+        self._active: ActiveRun | None = None
         self._loop: TrainingLoop | None = None
         self._saver: RunSaver | None = None
 
@@ -111,6 +113,8 @@ class TrainingRun:
         self._stop_asked.set()
         if self._loop is not None:
             self._loop.request_stop()
+        if self._active is not None:
+            self._active.end_soon(Stopped())
 
     @property
     def waits_for(self) -> str:
@@ -135,7 +139,7 @@ class TrainingRun:
         scheduler = self._scheduler
         self._log_start()
         try:
-            run = await self._open()
+            run = self._active = await self._open()
             self._lock.tell(**run.live)
             counters = SamplingCounters()
             rollouts = self._make_rollouts(run, counters)
@@ -254,7 +258,8 @@ class TrainingRun:
 
     async def _save(self, run: ActiveRun, loop: TrainingLoop, saver: RunSaver, save: SaveAtEnd) -> None:
         """The last checkpoint: of the version after an update that has begun."""
-        if save is SaveAtEnd.IF_POSSIBLE and not run.learner_serves:
+        if not run.learner_serves and (save is SaveAtEnd.IF_POSSIBLE or self._stop_asked.is_set()):
+            self.left_unsaved = save is SaveAtEnd.OR_FAIL
             return
         self._saving = True
         try:
@@ -262,6 +267,8 @@ class TrainingRun:
             if settled is not None:
                 self._write(settled)
             await saver.save()
+        except Stopped:  # the learner died meanwhile: the journal has what it was to save
+            self.left_unsaved = True
         except HeadwayError as error:
             if save is SaveAtEnd.OR_FAIL:
                 raise

@@ -16,6 +16,7 @@ from pipeline import audit
 from pipeline.checkpoints.saved import checkpoint_version
 from pipeline.commands import launch
 from pipeline.processes.active_run import ActiveRun
+from pipeline.processes.worker.worker_handle import WorkerHandle
 from tests.e2e.run_py import PATIENCE_SECONDS, SMALL, RunFiles
 from tests.kept_processes import KEPT
 
@@ -33,12 +34,15 @@ class Run(RunFiles):
         super().__init__(run_dir)
         self.trainer = None
         self.hold_after = None  # the step behind which the learner answers no more
+        self.hold_successor = None  # the role of processes that get nowhere once they are started
         self.hold_save = None  # the version that it gets no further than to be asked to save
         self.held_learner = -1  # its process id
         self.signalled = 0.0  # when the last thing was done to it
         self.errors = []
-        self.made, self.held = threading.Event(), threading.Event()
+        self.out = ""
+        self.made, self.held, self.replaced = threading.Event(), threading.Event(), threading.Event()
         make_trainer, show, save_weights = launch.make_trainer, launch.Progress.show, ActiveRun.save_weights
+        spawn = WorkerHandle.spawn
 
         def make_and_keep(*arguments):
             self.trainer = make_trainer(*arguments)
@@ -55,6 +59,13 @@ class Run(RunFiles):
                 self._hold_learner()
             await save_weights(active, version, *arguments)
 
+        def spawn_and_hold(handle, *arguments):
+            spawn(handle, *arguments)
+            if handle.role == self.hold_successor:
+                os.kill(handle.pid, signal.SIGSTOP)
+                self.replaced.set()
+
+        patch.setattr(WorkerHandle, "spawn", spawn_and_hold)
         patch.setattr(ActiveRun, "save_weights", hold_and_save)
         patch.setattr(launch, "make_trainer", make_and_keep)
         patch.setattr(launch.Progress, "show", show_and_hold)
@@ -71,7 +82,7 @@ class Run(RunFiles):
         thread = threading.Thread(target=self._act, args=[act])
         thread.start()
         command = ["run", *SMALL, "--device", "cpu", "--run-dir", str(self.run_dir), *ALWAYS_UPDATES, *options]
-        code, _, err = KEPT.command(self.run_dir.parent, *command)
+        code, self.out, err = KEPT.command(self.run_dir.parent, *command)
         took = time.monotonic() - self.signalled
         thread.join()
         assert not self.errors, self.errors
@@ -200,3 +211,49 @@ def test_the_second_signal_ends_the_run_at_once_whatever_it_waits_for(run, words
     assert run.train("--steps", str(steps), act=act, **held) == (143, "")
     assert check_end(run, "stopped")[1] == [0]
     assert not psutil.pid_exists(run.held_learner)
+
+
+@pytest.mark.parametrize(
+    ("role", "words", "held"),
+    [
+        ("learner", "the learner, which died and is brought back to version 1", {"hold_after": 1}),
+        ("sampler", "too few finished groups", {}),
+        ("environment", "too few finished groups", {}),
+    ],
+)
+def test_a_process_that_is_being_replaced_is_not_waited_for(run, role, words, held):
+    """Its successor is held: the run could wait for it for long. What the learner was to train is in the journal."""
+
+    def act(run):
+        run.wait_for("the learner, which trains batch 2" if held else "too few finished groups")
+        run.hold_successor = role
+        (pid,) = (handle.pid for handle in KEPT.handles if handle.role == role and handle.started)
+        os.kill(pid, signal.SIGKILL)
+        assert run.replaced.wait(PATIENCE_SECONDS)
+        run.wait_for(words)
+        run.send(signal.SIGTERM)
+
+    options = ("--steps", "2") if held else ("--steps", "2", *HELD)
+    code, err = run.train(*options, act=act, **held)
+    assert code == 143 and err.count("\n") == 1 and "Another process" in err
+    assert check_end(run, "stopped")[1] == [0]
+    assert not [handle.pid for handle in KEPT.handles if handle.role == role and handle.started]
+    assert ("the learner was gone when the run was to end" in run.out) == bool(held)
+    if held:
+        run.hold_successor = None
+        code, _, err = KEPT.command(run.run_dir.parent, "run", "--resume", str(run.run_dir))
+        assert (code, err) == (0, "") and version_of(run) == 2
+        assert [line["step"] for line in run.lines("metrics.jsonl")] == [1, 2]
+        assert audit.main(str(run.run_dir / "events.jsonl")) == 0
+
+
+def test_a_learner_that_stays_stopped_is_not_waited_for(run, monkeypatch):
+    monkeypatch.setattr("pipeline.processes.active_run.STOPPED_SECONDS", 1.0)
+
+    def act(run):
+        run.wait_for("the learner, which trains batch 2")
+        run.send(signal.SIGTERM)
+
+    assert run.train("--steps", "100000", act=act, hold_after=1)[0] == 143
+    assert check_end(run, "stopped")[1] == [0] and "the learner was gone" in run.out
+    assert len(run.lines("metrics.jsonl")) == 1

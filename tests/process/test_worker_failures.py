@@ -1,6 +1,7 @@
 """Workers that die or refuse at awkward moments, two samplers at once, and what a run's end leaves in idle workers."""
 
 import asyncio
+import contextlib
 import os
 import signal
 
@@ -250,25 +251,48 @@ def test_a_halted_learner_is_not_waited_for_when_the_end_was_asked_for_twice(mod
     assert audit(tmp_path / "run") == 0
 
 
-def test_users_code_that_holds_its_process_does_not_hold_up_the_end(model, tmp_path, monkeypatch):
+@pytest.mark.filterwarnings("ignore::pipeline.run_warnings.RunWarning")
+def test_a_halted_sampler_is_not_waited_for_at_the_end(model, tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.processes.worker.worker_handle.END_SECONDS", 3600.0)
-    monkeypatch.setattr("pipeline.processes.worker.worker_handle.USER_CODE_END_SECONDS", 0.5)
+    trainer, pids = make_trainer(model, tmp_path / "run"), []
+
+    async def act(step):
+        pids.append(model._run.workers.samplers[0].pid)
+        os.kill(pids[0], signal.SIGSTOP)
+        trainer.request_stop()
+
+    assert train(trainer, 5, act) == [1] and trainer.stopped
+    assert not psutil.pid_exists(pids[0])
+    assert audit(tmp_path / "run") == 0
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_users_code_that_holds_its_process_does_not_hold_up_the_end(model, tmp_path, monkeypatch, twice):
+    """Not for long, and not at all where the end was asked for twice."""
+    monkeypatch.setattr("pipeline.processes.worker.worker_handle.END_SECONDS", 3600.0)
+    monkeypatch.setattr("pipeline.processes.worker.worker_handle.USER_CODE_END_SECONDS", 3600.0 if twice else 0.5)
     one = {"environment_processes": 1}
     trainer, pids = make_trainer(model, tmp_path / "run", env="process_envs:Hanging", sampling=one), []
+    collecting = None
 
     async def stop():
         while not (model._run and any(map(model._run._hosts.at_work, model._run.workers.environments))):
             await asyncio.sleep(0.02)
         pids.extend(handle.pid for handle in model._run.workers.all)
         trainer.request_stop()
+        if twice:
+            collecting.cancel()
 
     async def collect():
-        stopping = asyncio.ensure_future(stop())
+        nonlocal collecting
+        collecting, stopping = asyncio.current_task(), asyncio.ensure_future(stop())
         steps = [step.n async for step in trainer.run(ROWS, steps=2)]
         await stopping
         return steps
 
-    assert asyncio.run(asyncio.wait_for(collect(), SECONDS)) == [] and trainer.stopped
+    with pytest.raises(asyncio.CancelledError) if twice else contextlib.nullcontext():
+        assert asyncio.run(asyncio.wait_for(collect(), SECONDS)) == []
+    assert trainer.stopped
     gone = [pid for pid in pids if not psutil.pid_exists(pid)]
     assert len(gone) == 1, "that process, and no other"
     assert audit(tmp_path / "run") == 0

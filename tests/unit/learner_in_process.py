@@ -141,7 +141,10 @@ class InProcess:
         self._end()
         self.on_death(WorkerDied("It was killed."))
 
-    discard = kill
+    def discard(self):
+        """As a handle's: nobody is told."""
+        if self.worker is not None:
+            self._end()
 
     def reach(self, point, batch, replays):
         if self.plan and self.plan[0] == (point, batch, replays):

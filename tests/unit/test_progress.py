@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from pipeline.commands.progress import PLAIN_SECONDS, WAIT_SECONDS, Progress, step_line
@@ -129,6 +130,15 @@ def test_summary_tells_the_latest_evaluation():
     progress.close("completed", None, evaluation)
     wanted = "evaluation: reward 0.938 of 512 trajectories on 64 held-out rows, at version 900"
     assert output.getvalue().splitlines()[1] == wanted
+
+
+@pytest.mark.parametrize("left_unsaved", [False, True])
+def test_summary_tells_of_what_the_last_checkpoint_lacks(tmp_path, left_unsaved):
+    progress, output, _ = make()
+    progress.close("stopped", tmp_path, checkpoint=tmp_path / "version-7", left_unsaved=left_unsaved)
+    lines = output.getvalue().splitlines()
+    assert lines[2 + left_unsaved].startswith("to go on: ")
+    assert ("is trained again when the run is resumed" in lines[2]) == left_unsaved
 
 
 def test_summary_names_the_checkpoint(tmp_path):

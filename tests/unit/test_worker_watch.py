@@ -95,6 +95,20 @@ def test_a_stopped_worker_is_told_of_within_seconds_once_and_killed_after_the_ti
     assert all(not machine.by_name[name].killed_for for name in ("learner", "environment-0"))
 
 
+def test_how_long_a_process_has_been_stopped_is_told_of_nobody_who_is_only_silent_or_gone(machine):
+    learner = machine.by_name["learner"]
+    machine.pass_time(3)
+    machine.silent.add("learner")
+    machine.pass_time(4)
+    assert machine.watch.stopped_seconds(learner) == 0.0
+    machine.stop("learner")
+    machine.pass_time(3)
+    assert machine.watch.stopped_seconds(learner) >= 3.0
+    assert machine.watch.stopped_seconds(machine.by_name["sampler-0"]) == 0.0
+    learner.started = False
+    assert machine.watch.stopped_seconds(learner) == 0.0
+
+
 def test_a_worker_that_gets_on_again_is_told_of_too_and_given_longer_the_next_time(machine):
     def be_silent(seconds):
         machine.silent.add("learner")

@@ -59,6 +59,7 @@ class RunLearner:
         self._slots_made = slots_made
         self._restarts = Restarts("Learners", workers, events, fail)
         self._replay: LearnerReplay | None = None
+        self._ends_with: Exception | None = None  # what `end_soon` was told
 
     @property
     def num_restarts(self) -> int:
@@ -92,10 +93,18 @@ class RunLearner:
         if self._replay is not None:
             self._replay.fail(error)
 
-    def discard(self) -> None:
-        """End it at once: nothing of what it is at may come to be."""
+    def end_soon(self, error: Exception) -> None:
+        """The run is to end, and to bring a learner back takes too long for that. Whoever waits for one that is away,
+        or dies from now on, gets `error`. What it was to train is in the history.
+        """
+        self._ends_with = error
+        if self.client.is_away:
+            self.discard(error)
+
+    def discard(self, error: Exception) -> None:
+        """End it at once: nothing of what it is at may come to be. Whoever waits for it gets `error`."""
         self._handle.discard()
-        self.client.lose(RunError("The learner was ended."))
+        self.client.lose(error)
 
     async def _restart(self) -> None:
         """One in a dead one's place."""
@@ -140,6 +149,8 @@ class RunLearner:
         return detail["slots"]
 
     async def _connect(self) -> None:
+        if self.client.is_lost:  # it was brought back although nobody waits for it any more
+            return
         self._handle.on_message = self.client.receive
         await self.client.connect(self._outbox, self._handle.send)
 
@@ -156,6 +167,9 @@ class RunLearner:
         if not self._blocks.slots_outlive_learner:
             self._slots.forget_unheld()
             self._slots_lost()
+        if self._ends_with is not None:
+            self.client.lose(self._ends_with)
+            return
         self._spawn_task(self._restarts.restart(self._handle, self._restart, error))
 
     def _unheard(self, error: Exception) -> None:

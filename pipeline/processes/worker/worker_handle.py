@@ -12,12 +12,13 @@ from workers.channel import SupervisorLink
 from workers.errors import WorkerDied, WorkerFailed
 from workers.messages import EndRun, Failed, Hello, Message, Ready, RunEnded, Start, Stop
 from workers.processes.process import WorkerProcess
+from workers.processes.process_stat import read_stat
 from workers.processes.sockets import RUN_FILES, SocketDirectory
 from workers.processes.stacks import StackMemory
 
 READY_SECONDS = 1800.0  # bound on start-up: imports, and 100 GB of weights from a disk of 60 MB/s
-END_SECONDS = 10.0  # for a worker to finish what it is at and close a run's memory; then it is killed
-USER_CODE_END_SECONDS = 5.5  # the same for an environment process: users' code may hold it for any time
+END_SECONDS = 5.5  # for a worker to finish what it is at and close a run's memory; then it is killed
+USER_CODE_END_SECONDS = 5.5  # the same for an environment process, which cancels and closes users' calls meanwhile
 AT_ONCE_SECONDS = 1.0  # the same when someone has asked twice for the end: what it is at is of no use any more
 
 
@@ -150,9 +151,12 @@ class WorkerHandle:
 
     async def end_run(self, at_once: bool) -> None:
         """Have it close what the run has opened; a process that can't do so in END_SECONDS (USER_CODE_END_SECONDS,
-        AT_ONCE_SECONDS) is killed.
+        AT_ONCE_SECONDS) is killed, one that somebody has stopped (SIGSTOP) at once.
         """
         if not (self.started and self.ready):
+            return
+        if read_stat(self.pid).halted:
+            self.discard()
             return
         self._run_ended = asyncio.get_running_loop().create_future()
         self._link.send(EndRun())

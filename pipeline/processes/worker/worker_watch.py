@@ -46,6 +46,11 @@ class WorkerWatch:
         """Who does, what it does instead, and what comes of it; empty: nobody."""
         return "; ".join(one.sentence for one in self._watched if one.sentence)
 
+    def stopped_seconds(self, handle: WorkerHandle) -> float:
+        """For how long somebody has stopped its process (SIGSTOP, a debugger); 0: nobody has."""
+        (one,) = (one for one in self._watched if one.handle is handle)
+        return one.stillness.seconds if one.handle.started and one.stillness.halted else 0.0
+
     def look(self) -> None:
         """Tell who has begun to stand still, or gets on again, and kill who has done so for too long; their end is then
         told like any other death.
