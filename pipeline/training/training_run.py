@@ -31,6 +31,7 @@ from pipeline.trainer_config import TrainerConfig
 from pipeline.training.resumption import Resumption, make_scheduler
 from pipeline.training.rollout_saver import RolloutSaver
 from pipeline.training.run_history import RunHistory
+from pipeline.training.run_log import RunLog
 from pipeline.training.run_saver import RunSaver
 from pipeline.training.sample_log import SampleLog
 from pipeline.training.training_loop import Step, TrainingLoop, ValidateBatch
@@ -92,7 +93,7 @@ class TrainingRun:
         self._history = RunHistory(run_dir)
         self._rows = rows
         self._events = events
-        self._metrics = metrics
+        self._log = RunLog(config, rules, events, metrics, resumption)
         self._results = results
         self._samples = SampleLog(samples, rows, config) if samples is not None else None
         self._checkpoints = checkpoints
@@ -137,7 +138,7 @@ class TrainingRun:
         evaluations: Evaluations | None = None
         keeping: asyncio.Task[None] | None = None
         scheduler = self._scheduler
-        self._log_start()
+        self._log.start()
         try:
             run = self._active = await self._open()
             self._lock.tell(**run.live)
@@ -162,7 +163,7 @@ class TrainingRun:
             if self._resumption is None or self._resumption.saved_version is None:
                 await saver.save(may_fail=True)
             if self._resumption is not None:
-                counters.retries += self._log_started_again(self._resumption)
+                counters.retries += self._log.started_again()
                 self._loop.intake.resume(self._resumption.kept)
                 if evaluations is not None and (unfinished := self._unfinished_evaluation()) is not None:
                     evaluations.launch_again(*unfinished)
@@ -171,7 +172,7 @@ class TrainingRun:
                     if evaluations is not None:
                         await self._launch(evaluations, saver)
                     step = await self._loop.take_again(begun, self._resumption.log.due)
-                    self._write(step)
+                    self._log.step(step)
                     yield step
             while scheduler.batches < scheduler.rules.steps:
                 if evaluations is not None:
@@ -179,7 +180,7 @@ class TrainingRun:
                 step = await self._loop.step()
                 if evaluations is not None:
                     step.metrics.update(evaluations.take_metrics())
-                self._write(step)
+                self._log.step(step)
                 if self._checkpoints.due(scheduler.version):
                     await saver.save(may_fail=True)
                 yield step
@@ -224,7 +225,7 @@ class TrainingRun:
                     if run is not None:
                         await self._model.end_run(run, at_once=save is SaveAtEnd.NOTHING)
             finally:
-                self._log_end(status)
+                self._log.end(status, self._recorder.state)
 
     async def _launch(self, evaluations: Evaluations, saver: RunSaver, *, at_end: bool = False) -> None:
         """The evaluation that is due, of weights that are kept if only the best are to stay."""
@@ -265,7 +266,7 @@ class TrainingRun:
         try:
             settled = await loop.settle()
             if settled is not None:
-                self._write(settled)
+                self._log.step(settled)
             await saver.save()
         except Stopped:  # the learner died meanwhile: the journal has what it was to save
             self.left_unsaved = True
@@ -339,56 +340,4 @@ class TrainingRun:
             on_failure=rollouts.interrupt,
             oldest_first=self._config.stale_policy == "wait",
             measured=self._resumption.measured if self._resumption is not None else (),
-        )
-
-    # --- what it leaves in the logs ------------------------------------------------------------------------------
-
-    def _write(self, step: Step) -> None:
-        """A line of metrics.jsonl, on the disk at once: the journal's next record takes this batch for done, and a full
-        disk is known before the `end` event tells how the run ended.
-        """
-        self._events.flush()
-        line = {"step": step.n, "model_step": step.model_step, "time": self._events.seconds()} | step.metrics
-        self._metrics.write(line)
-        self._metrics.sync()
-
-    def _log_start(self) -> None:
-        config, rules = self._config, self._scheduler.rules
-        self._events.log(
-            "run",
-            mode=config.mode,
-            max_staleness=rules.max_staleness,
-            stale_policy=rules.stale_policy,
-            on_stragglers=config.completion.on_stragglers,
-            groups_per_step=rules.groups_per_step,
-            group_size=rules.group_size,
-            admit_ahead=rules.admit_ahead,
-            oversample_factor=rules.oversample_factor,
-            concurrency=config.engine.schedule.concurrency,
-            steps=rules.steps,
-            # With a step that is taken again, the log may be ahead: its version was published.
-            version=0 if self._resumption is None else self._resumption.log.version,
-            **({} if self._resumption is None else {"resumed": self._resumption.log.num_runs}),
-        )
-        self._events.sync()
-
-    def _log_started_again(self, resumption: Resumption) -> int:
-        """Tell of the trajectories that an earlier run had begun, and that begin anew; returns how many."""
-        events = list(resumption.started_again())
-        for event in events:
-            self._events.log("retry", **event)
-        return len(events)
-
-    def _log_end(self, status: str) -> None:
-        state = self._recorder.state
-        given_up, consumed = state.given_up, state.consumed
-        self._events.log(
-            "end",
-            status=status,
-            steps=state.batches + (state.training is not None),
-            admitted=state.admitted,
-            consumed=consumed,
-            filtered=given_up["filtered"],
-            failed=given_up["failed"],
-            outstanding=state.admitted - consumed - given_up.total(),
         )

@@ -20,7 +20,7 @@ from pipeline.events import EventLog
 from pipeline.journal.journal_files import Journal
 from pipeline.json_lines import JsonLines
 from pipeline.tasks import guess
-from pipeline.training.training_run import TrainingRun
+from pipeline.training.run_log import RunLog
 from tests.process import process_envs
 from tests.process.running import audit, events_of, make_trainer, metrics_of, published_weights
 from workers.model import init_flat
@@ -141,13 +141,13 @@ def test_a_run_killed_at_any_instant_goes_on_and_trains_each_row_once(model, kil
     run_dir, found = made[instant], {}
     before = [line["step"] for line in metrics_of(run_dir)]
     began_at = len(events_of(run_dir, "published"))
-    original = TrainingRun._log_started_again
+    original = RunLog.started_again
 
-    def note_weights(self, resumption):
-        found[resumption.state.version] = published_weights(model)
-        return original(self, resumption)
+    def note_weights(self):
+        found[self._resumption.state.version] = published_weights(model)
+        return original(self)
 
-    monkeypatch.setattr(TrainingRun, "_log_started_again", note_weights)
+    monkeypatch.setattr(RunLog, "started_again", note_weights)
     _, steps = resume(model, run_dir)
     assert [step.n for step in steps] == list(range(len(before) + 1, STEPS + 1))
     check_whole(run_dir)
