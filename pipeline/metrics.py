@@ -5,6 +5,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +250,7 @@ def metrics_table() -> str:
     return "\n".join(lines)
 
 
+@cache
 def metric_of(key: str) -> Metric | None:
     """The entry that defines `key`: one that names it exactly before a family."""
     exact = [metric for metric in METRICS if metric.key == key]
