@@ -82,7 +82,16 @@ class ActiveRun:
             slots_made=self._samplers.find_weights,
             **ends,
         )
-        self._hosts = EnvironmentHosts(spec, env, self.workers, self._blocks, events, log_dir, **ends)
+        self._hosts = EnvironmentHosts(
+            spec,
+            env,
+            self.workers,
+            self._blocks,
+            events,
+            log_dir,
+            stands_still=lambda handle: self._watch.stands_still(handle),
+            **ends,
+        )
         self._watch = WorkerWatch(self.workers, self.time_rows, spec.worker_timeout, self._hosts.at_work)
         self._tasks: set[asyncio.Task] = set()
         self._on_failure: list[WeakMethod] = []

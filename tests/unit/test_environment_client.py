@@ -51,6 +51,27 @@ def test_overdue_call_is_named_unless_its_host_may_be_at_the_others():
     assert too_long.startswith("on_turn or reward of trajectory 7.3 has not come back for 25")
 
 
+def test_a_new_environment_goes_to_the_emptiest_host_of_those_that_get_on():
+    still = set()
+
+    async def test():
+        client = EnvironmentClient([lambda message: None] * 3, lambda error: None, still.__contains__)
+        client.open_at[0].add(client.open(1, 0))
+        client.open_at[1].update([client.open(2, 0), client.open(2, 1)])
+        found = [client.choose()]
+        still.add(2)
+        found.append(client.choose())
+        client.lost(0, "It died.", {})
+        found.append(client.choose())
+        still.add(1)
+        found.append(client.choose())
+        client.lost(1, "It died.", {})
+        client.lost(2, "It died.", {})
+        return [*found, client.choose()]
+
+    assert asyncio.run(test()) == [2, 0, 1, 2, 0]
+
+
 class PlayedHost:
     """A client with one host, whose calls the test answers by name."""
 

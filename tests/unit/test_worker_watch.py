@@ -83,6 +83,7 @@ def test_a_stopped_worker_is_told_of_within_seconds_once_and_killed_after_the_ti
     machine.pass_time(2)
     sentence = "sampler 0 (pid 101) has been stopped for 2 s (SIGSTOP, or a debugger); it is killed and replaced after "
     assert machine.watch.standing_still == f"the {sentence}worker_timeout = 10 s"
+    assert [name for name in NAMES if machine.watch.stands_still(machine.by_name[name])] == ["sampler-0"]
     machine.pass_time(7)
     assert len(machine.told) == 1 and machine.told[0].startswith(
         "The sampler 0 (pid 101) has been stopped for 1 s (SIG"

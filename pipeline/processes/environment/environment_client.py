@@ -30,11 +30,17 @@ MAX_DEATHS = 3  # of environment processes while a group's members were in user 
 class EnvironmentClient:
     """Calls to all hosts; what is asked in one tick of the loop goes out to a host in one message."""
 
-    def __init__(self, senders: list[Callable[[Message], None]], on_error: Callable[[Exception], None]) -> None:
-        """on_error gets what goes wrong where nobody waits."""
+    def __init__(
+        self,
+        senders: list[Callable[[Message], None]],
+        on_error: Callable[[Exception], None],
+        stands_still: Callable[[int], bool] = lambda host: False,
+    ) -> None:
+        """on_error gets what goes wrong where nobody waits. stands_still(host): it is there, but does not get on."""
         self.open_at: list[set[EnvironmentHandle]] = [set() for _ in senders]
         self._senders = senders
         self._on_error = on_error
+        self._stands_still = stands_still
         self._up = [True for _ in senders]
         self._numbers = 0
         self._outgoing: list[list[EnvironmentCall]] = [[] for _ in senders]
@@ -69,8 +75,12 @@ class EnvironmentClient:
         return self._up[host]
 
     def choose(self) -> int:
-        """The host that has the fewest environments, one that is there if any is."""
-        return min(range(len(self._senders)), key=lambda host: (not self._up[host], len(self.open_at[host])))
+        """The host that has the fewest environments, among those that are there and get on, or else that are there."""
+
+        def order(host: int) -> tuple[bool, bool, int]:
+            return not self._up[host], self._stands_still(host), len(self.open_at[host])
+
+        return min(range(len(self._senders)), key=order)
 
     def send(self, host: int, group: int, member: int, call: str, argument: dict[str, Any]) -> asyncio.Future:
         """Ask; a host that is being replaced is asked when it is back."""

@@ -37,9 +37,10 @@ class EnvironmentHosts:
         fail: Callable[[BaseException], None],
         on_error: Callable[[Exception], None],
         spawn_task: Callable[[Coroutine[Any, Any, None]], None],
+        stands_still: Callable[[WorkerHandle], bool],
     ) -> None:
         """fail(error) ends the run; on_error gets what goes wrong where nobody waits; spawn_task runs a coroutine until
-        it or the run ends.
+        it or the run ends. stands_still(handle): its process does not get on.
         """
         self.client: EnvironmentClient | None = None
         self._spec = spec
@@ -50,6 +51,7 @@ class EnvironmentHosts:
         self._fail = fail
         self._on_error = on_error
         self._spawn_task = spawn_task
+        self._stands_still = stands_still
         self._restarts = Restarts("Environment processes", workers, events, fail)
         boards = [blocks.activity_board() for _ in self._handles]
         self._boards = [board for board, _ in boards]
@@ -122,7 +124,11 @@ class EnvironmentHosts:
             self._thread.close()
 
     def _client(self, senders: list[Callable[[Message], None]]) -> EnvironmentClient:
-        return EnvironmentClient(senders, self._on_error)
+        return EnvironmentClient(
+            senders,
+            self._on_error,
+            stands_still=lambda host: bool(self._handles) and self._stands_still(self._handles[host]),
+        )
 
     def _open_thread(self) -> EnvironmentClient:
         self._boards = [private_board()]

@@ -48,8 +48,16 @@ class WorkerWatch:
 
     def stopped_seconds(self, handle: WorkerHandle) -> float:
         """For how long somebody has stopped its process (SIGSTOP, a debugger); 0: nobody has."""
+        one = self._of(handle)
+        return one.stillness.seconds if handle.started and one.stillness.halted else 0.0
+
+    def stands_still(self, handle: WorkerHandle) -> bool:
+        """Whether its process does not get on."""
+        return bool(self._of(handle).sentence)
+
+    def _of(self, handle: WorkerHandle) -> "_Watched":
         (one,) = (one for one in self._watched if one.handle is handle)
-        return one.stillness.seconds if one.handle.started and one.stillness.halted else 0.0
+        return one
 
     def look(self) -> None:
         """Tell who has begun to stand still, or gets on again, and kill who has done so for too long; their end is then
