@@ -101,28 +101,31 @@ def test_a_learner_that_spins_is_killed_for_it(model, tmp_path, monkeypatch):
     assert time.monotonic() - began < 30.0
 
 
-@pytest.mark.filterwarnings("ignore::pipeline.run_warnings.RunWarning")
-def test_processes_that_are_stopped_while_they_start_are_killed_and_replaced(tmp_path, monkeypatch):
+def test_processes_that_are_stopped_while_they_start_are_named_killed_and_replaced(tmp_path, monkeypatch):
     open_run, stopped = rl.Supervisor.open_run, {}
 
     async def stop(pool):
-        while len(stopped) < 2:
+        while len(stopped) < 3:
             for handle in pool.handles:
-                if handle.role != "learner" and handle.started and handle.role not in stopped:
+                if handle.started and handle.role not in stopped:
                     os.kill(handle.pid, signal.SIGSTOP)
                     stopped[handle.role] = handle.pid
             await asyncio.sleep(0)
 
-    async def stop_two_and_open(supervisor, *arguments, **options):
+    async def stop_them_and_open(supervisor, *arguments, **options):
         stopping = asyncio.ensure_future(stop(supervisor._pool))
         try:
             return await open_run(supervisor, *arguments, **options)
         finally:
             await stopping
 
-    monkeypatch.setattr(rl.Supervisor, "open_run", stop_two_and_open)
-    with rl.Supervisor(device="cpu", worker_timeout=2.5) as starting:
+    monkeypatch.setattr(rl.Supervisor, "open_run", stop_them_and_open)
+    with rl.Supervisor(device="cpu", worker_timeout=2.5) as starting, pytest.warns(rl.RunWarning) as warned:
         assert steps_taken(make_trainer(starting, tmp_path / "run"), ROWS, 1, seconds=SECONDS) == [1]
     restarts = events_of(tmp_path / "run", "restart")
-    assert {event["worker"] for event in restarts} == {"sampler 0", "environment 0"} and len(restarts) == 2
+    assert {event["worker"] for event in restarts} == {"learner 0", "sampler 0", "environment 0"}
+    assert len(restarts) == 3
+    told = [str(one.message) for one in warned]
+    for role, pid in stopped.items():
+        assert any(text.startswith(f"The {role} 0 (pid {pid}) has been stopped for 1 s (SIGSTOP") for text in told)
     assert all("has been stopped for" in event["cause"] for event in restarts)

@@ -83,7 +83,8 @@ def test_too_many_deaths_within_the_window_end_the_run_with_the_last(clock):
     place.die()
     (failure,) = place.failures
     assert isinstance(failure, RunError) and str(failure) == (
-        "Samplers died 3 times within ten minutes, but max_restarts is 2. The last: The sampler 0 (pid 7) was killed."
+        "Samplers died 3 times within ten minutes, but max_restarts is 2; look into logs/ and at the machine's memory, "
+        "then resume, or raise max_restarts. The last: The sampler 0 (pid 7) was killed."
     )
     assert place.restarts.count == 2
 

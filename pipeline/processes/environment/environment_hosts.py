@@ -21,6 +21,12 @@ from shm.ledger import WorkerRow
 from workers.errors import WorkerDied, WorkerFailed
 from workers.messages import Message
 
+# Where processes die while no call is in user code, which would be blamed.
+ADVICE = (
+    "no call was in your code when they did, so look at what it leaves running (threads, timers), at the descriptors "
+    "that it closes, at logs/ and at the machine's memory"
+)
+
 
 class EnvironmentHosts:
     """`client` speaks to them; None until `open`."""
@@ -52,7 +58,7 @@ class EnvironmentHosts:
         self._on_error = on_error
         self._spawn_task = spawn_task
         self._stands_still = stands_still
-        self._restarts = Restarts("Environment processes", workers, events, fail)
+        self._restarts = Restarts("Environment processes", workers, events, fail, advice=ADVICE)
         boards = [blocks.activity_board() for _ in self._handles]
         self._boards = [board for board, _ in boards]
         self._board_fields = [fields for _, fields in boards]

@@ -17,9 +17,20 @@ RESTART_WINDOW_SECONDS = 600.0  # more than max_restarts within it are no accide
 class Restarts:
     """`count` is how many there were."""
 
-    def __init__(self, kind: str, workers: RunWorkers, events: EventLog, fail: Callable[[BaseException], None]) -> None:
-        """kind: of the processes, as in "Samplers died". fail(error) ends the run."""
+    def __init__(
+        self,
+        kind: str,
+        workers: RunWorkers,
+        events: EventLog,
+        fail: Callable[[BaseException], None],
+        *,
+        advice: str = "look into logs/ and at the machine's memory",
+    ) -> None:
+        """kind: of the processes, as in "Samplers died". fail(error) ends the run. advice: what can be done where they
+        die again and again.
+        """
         self.count = 0
+        self._advice = advice
         self._kind = kind
         self._workers = workers
         self._events = events
@@ -55,7 +66,8 @@ class Restarts:
                 self._fail(
                     RunError(
                         f"{self._kind} died {len(self._accidents)} times within ten minutes, but max_restarts is "
-                        f"{self._workers.max_restarts}. The last: {error}"
+                        f"{self._workers.max_restarts}; {self._advice}, then resume, or raise max_restarts. The last: "
+                        f"{error}"
                     )
                 )
                 return
