@@ -14,7 +14,7 @@ from pipeline.beside_weights import CONFIG, TOKENIZER_FILES
 from pipeline.chat.format import ChatFormat
 from pipeline.chat.model_chat import load_chat
 from pipeline.chat.tool_formats import FORMATS
-from pipeline.checkpoints.saved import weights_directory
+from pipeline.checkpoints.saved import refuse_damaged, weights_directory
 from pipeline.config_checks import shown
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.run_files import is_run_directory
@@ -180,6 +180,9 @@ def _check_same_model(weights: Path, config: ModelConfig, model: Path | str) -> 
 
 
 def _check_weights(directory: Path, config: ModelConfig) -> str:
-    """The dtype of the tensors, all of which are there and fit; CheckpointError lists what is not."""
+    """The dtype of the tensors, all of which are there and fit; CheckpointError lists what is not. What a run saved is
+    compared with what it saved, too: see `refuse_damaged`.
+    """
+    refuse_damaged(directory)
     found = {DTYPE_NAMES[info.dtype] for info in check_tensors(directory, config).values()}
     return "float32" if "float32" in found else sorted(found)[0]

@@ -9,6 +9,7 @@ from pipeline.checkpoints.checkpoints import Checkpoints
 from pipeline.checkpoints.saved import find_checkpoints
 from pipeline.config import Checkpointing
 from pipeline.events import EventLog
+from workers.model_files.checksum import checksum_of
 from workers.model_files.tensor_files import OPTIMIZER, SINGLE
 
 FILES = {"config.json": b"{}", "more/notes.txt": b"x"}
@@ -18,9 +19,11 @@ WRITTEN = {SINGLE, OPTIMIZER, "config.json", "more/notes.txt", "state.msgpack", 
 class FakeRun:
     """Its files tell the version."""
 
-    async def save_weights(self, version: int, path: str, optimizer_path: str) -> None:
-        Path(path).write_bytes(b"weights of %d" % version)
-        Path(optimizer_path).write_bytes(b"optimizer of %d" % version)
+    async def save_weights(self, version: int, path: str, optimizer_path: str) -> tuple[int, int]:
+        weights, optimizer = b"weights of %d" % version, b"optimizer of %d" % version
+        Path(path).write_bytes(weights)
+        Path(optimizer_path).write_bytes(optimizer)
+        return checksum_of(weights), checksum_of(optimizer)
 
 
 def open_checkpoints(run_dir: Path, files=FILES, **options) -> Checkpoints:
@@ -40,6 +43,7 @@ def versions(run_dir):
     for one in found:
         assert set(one.marker.files) | {"complete.msgpack"} == WRITTEN
         assert (one.path / "model.safetensors").read_bytes() == b"weights of %d" % one.version
+        one.check_contents()
         assert one.state()["of"] == one.version == one.journal
     return [one.version for one in found]
 

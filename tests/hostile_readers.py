@@ -16,7 +16,7 @@ import msgpack
 import numpy as np
 from safetensors.numpy import save
 
-from pipeline.checkpoints.marker import MARKER, STATE, Incomplete, check_complete, pack_state, read_state
+from pipeline.checkpoints.marker import FORMAT, MARKER, STATE, Incomplete, check_complete, pack_state, read_state
 from pipeline.commands.make_run_config import parse
 from pipeline.commands.stored_config import read_run_config
 from pipeline.errors import ConfigError, JournalError, RunError
@@ -35,6 +35,7 @@ from tests.hostile_bytes import spoiled, spoiled_values
 from workers.errors import CheckpointError, MessageError
 from workers.message_codec import _RECORDS, decode, encode
 from workers.messages import KINDS, ToolRecord
+from workers.model_files.checksum import checksum_of
 from workers.model_files.safetensors_header import read_header
 
 
@@ -141,11 +142,10 @@ def read_journal(data: bytes, directory: Path) -> None:
 
 STATE_BYTES = pack_state({"journal": 4, "steps": 7, "owed": [[1, 2], [3, 4]], "metrics": {"a": 0.5}})
 MARKER_VALUES = {
-    "format": 1,
+    "format": FORMAT,
     "version": 7,
     "journal": 4,
-    "files": {STATE: len(STATE_BYTES), "config.json": 2},
-    "state_crc": zlib.crc32(STATE_BYTES),
+    "files": {STATE: [len(STATE_BYTES), checksum_of(STATE_BYTES)], "config.json": [2, checksum_of(b"{}")]},
 }
 
 
@@ -159,7 +159,7 @@ def read_marker(data: bytes, directory: Path) -> None:
 def read_saved_state(data: bytes, directory: Path) -> None:
     """A state whose marker fits it."""
     (directory / STATE).write_bytes(data)
-    marker = MARKER_VALUES | {"files": {STATE: len(data)}, "state_crc": zlib.crc32(data)}
+    marker = MARKER_VALUES | {"files": {STATE: [len(data), checksum_of(data)]}}
     (directory / MARKER).write_bytes(msgpack.packb(marker))
     read_state(directory, check_complete(directory, 7))
 

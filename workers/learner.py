@@ -39,7 +39,7 @@ from workers.messages import (
     Saved,
 )
 from workers.model import init_flat
-from workers.model_files.flat_weights import load_flat, remove_unfinished, save_weights
+from workers.model_files.flat_weights import Written, load_flat, remove_unfinished, save_weights
 from workers.model_files.optimizer_file import load_optimizer, save_optimizer
 from workers.serving import HEARTBEAT_SECONDS, ends_run, introduce, serve_run
 from workers.transfer import Inbox
@@ -232,26 +232,35 @@ class Learner:
 
     def _save(self, message: Save) -> None:
         """Answer for it either way: a full disk is no reason to end the process that holds the weights."""
-        version, num_bytes, error = self._version, 0, None
+        version, num_bytes, checksums, error = self._version, 0, [], None
         try:
             if message.version != version:
                 raise CheckpointError(f"The learner is at version {version}, so version {message.version} isn't saved.")
-            num_bytes = self._write(message)
+            written = self._write(message)
+            num_bytes, checksums = sum(one.num_bytes for one in written), [one.checksum for one in written]
         except CheckpointError as broken:
             error = str(broken)
-        self._channel.send(Saved(version=version, num_bytes=num_bytes, error=error, consumed=self._inbox.consumed))
+        self._channel.send(
+            Saved(
+                version=version,
+                num_bytes=num_bytes,
+                checksums=checksums,
+                error=error,
+                consumed=self._inbox.consumed,
+            )
+        )
 
-    def _write(self, message: Save) -> int:
-        """The files that it asks for, all or none; returns their bytes. Raises CheckpointError."""
+    def _write(self, message: Save) -> tuple[Written, Written]:
+        """The weights' file and the optimizer's, both or none. Raises CheckpointError."""
 
         def beat() -> None:
             self._row.beat(Activity.BUSY)
 
         remove_unfinished(message.path)
-        num_bytes = save_weights(message.path, self._trainee.flat, self._trainee.config, beat=beat)
+        weights = save_weights(message.path, self._trainee.flat, self._trainee.config, beat=beat)
         try:
             remove_unfinished(message.optimizer_path)
-            return num_bytes + save_optimizer(message.optimizer_path, self._trainee.optimizer_state, beat)
+            return weights, save_optimizer(message.optimizer_path, self._trainee.optimizer_state, beat)
         except CheckpointError:
             Path(message.path).unlink(missing_ok=True)
             raise

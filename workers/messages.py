@@ -245,10 +245,15 @@ class Save(Message):
 
 @dataclass(slots=True)
 class Saved(Message):
-    """Learner → supervisor: they are on disk, synced. Or `error` says in one sentence why not; nothing is left then."""
+    """Learner → supervisor: they are on disk, synced. Or `error` says in one sentence why not; nothing is left then.
+
+    checksums: of the weights' file and of the optimizer's (`model_files/checksum.py`), made of what was to be written,
+    not of what the disk holds.
+    """
 
     version: int
     num_bytes: int
+    checksums: list[int]
     error: str | None
     consumed: int = 0
 

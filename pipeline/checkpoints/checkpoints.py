@@ -28,6 +28,7 @@ from pipeline.synced_files import TEMPORARY, remove, sync_directory, write_file,
 from workers.errors import CheckpointError
 from workers.machine.disk_space import no_space, require_space
 from workers.model_config import ModelConfig, checkpoint_bytes
+from workers.model_files.checksum import checksum_of
 from workers.model_files.tensor_files import OPTIMIZER, SINGLE
 
 Value = TypeVar("Value")
@@ -36,7 +37,7 @@ Value = TypeVar("Value")
 class SavesWeights(Protocol):
     """What is needed of a run (`ActiveRun`); a protocol, so that saving loads none of what runs need."""
 
-    async def save_weights(self, version: int, path: str, optimizer_path: str) -> None: ...
+    async def save_weights(self, version: int, path: str, optimizer_path: str) -> tuple[int, int]: ...
 
 
 def require_room(run_dir: str | os.PathLike[str], model: ModelConfig, config: Checkpointing) -> None:
@@ -168,8 +169,10 @@ class Checkpoints:
         temporary, final = self._folder / (TEMPORARY + name), self._folder / name
         try:
             await _in_thread(lambda: self._begin(temporary, state))
-            await run.save_weights(version, str(temporary / SINGLE), str(temporary / OPTIMIZER))
-            await _in_thread(lambda: self._finish(temporary, final, version, state, journal))
+            weights, optimizer = await run.save_weights(version, str(temporary / SINGLE), str(temporary / OPTIMIZER))
+            sums = {name: checksum_of(data) for name, data in (*self._files.items(), (STATE, state))}
+            sums |= {SINGLE: weights, OPTIMIZER: optimizer}
+            await _in_thread(lambda: self._finish(temporary, final, sums, version, journal))
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise no_space(self._folder, self._needed(state)) from error
@@ -196,13 +199,12 @@ class Checkpoints:
         require_space(self._folder, self._needed(state))
         write_files(temporary, {**self._files, STATE: state})
 
-    def _finish(self, temporary: Path, final: Path, version: int, state: bytes, journal: int) -> None:
-        """The marker, then the name."""
-        names = {*self._files, STATE, SINGLE, OPTIMIZER}
+    def _finish(self, temporary: Path, final: Path, sums: Mapping[str, int], version: int, journal: int) -> None:
+        """The marker, then the name. sums: the files' names, with their checksums."""
         for found in os.listdir(temporary):  # what a learner has left that died while it wrote
-            if not any(Path(name).parts[0] == found for name in names):
+            if not any(Path(name).parts[0] == found for name in sums):
                 remove(temporary / found)
-        write_file(temporary / MARKER, make_marker(temporary, names, version, state, journal))
+        write_file(temporary / MARKER, make_marker(temporary, sums, version, journal))
         sync_directory(temporary)
         broken = self._folder / f"{TEMPORARY}broken-{final.name}"
         if os.path.lexists(final):  # an incomplete one

@@ -1,23 +1,33 @@
 """The checkpoints that a run directory holds: which are complete, and which of them a reader takes.
 
 RUN_DIR/checkpoints/version-<n> is one if its marker says so (`marker.py`). What else is there is passed over, with a
-warning if it would have been the newest.
+warning if it would have been the newest; so is one whose weights are damaged, where they are to be loaded.
 """
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.beside_weights import CONFIG
-from pipeline.checkpoints.marker import Incomplete, Marker, check_complete, read_state
+from pipeline.checkpoints.marker import (
+    MARKER,
+    Incomplete,
+    Marker,
+    check_complete,
+    check_contents,
+    read_marker,
+    read_state,
+)
 from pipeline.config_checks import warn
 from pipeline.errors import ConfigError
 from pipeline.journal.journal_files import is_blank
 from pipeline.run_files import CHECKPOINTS, EVENTS, is_run_directory
+from pipeline.synced_files import remove, sync_directory
 from workers.errors import CheckpointError
-from workers.model_files.tensor_files import other_weights
+from workers.model_files.tensor_files import OPTIMIZER, other_weights
 
 _NAME = re.compile(r"version-(0|[1-9][0-9]{0,9})")
 
@@ -38,6 +48,10 @@ class SavedCheckpoint:
     def state(self) -> dict[str, Any]:
         """What the trainer's state was, as plain values. Raises CheckpointError if that can't be read."""
         return read_state(self.path, self.marker)
+
+    def check_contents(self, is_cancelled: Callable[[], bool] = lambda: False) -> None:
+        """Compare every file with what was saved. Raises Incomplete, and Cancelled; blocks while it reads."""
+        check_contents(self.path, self.marker, self.marker.files, is_cancelled)
 
 
 def complete_checkpoints(run_dir: Path | str) -> list[SavedCheckpoint]:
@@ -74,9 +88,56 @@ def find_checkpoints(run_dir: Path | str) -> tuple[list[SavedCheckpoint], dict[i
 
 
 def latest_checkpoint(run_dir: Path | str) -> Path | None:
-    """The newest version's; None if the run has none that is complete."""
-    found = complete_checkpoints(run_dir)
-    return found[0].path if found else None
+    """The newest one whose model can be loaded; None if the run has none. Blocks while it reads the weights; a newer
+    one whose weights are damaged is passed over with a warning.
+    """
+    return _latest_model(complete_checkpoints(run_dir))
+
+
+def _latest_model(found: list[SavedCheckpoint]) -> Path | None:
+    for number, saved in enumerate(found):
+        try:
+            check_model(saved.path, saved.marker)
+        except Incomplete as error:
+            older = found[number + 1 :]
+            instead = f"Version {older[0].version} is used in its place" if older else "There is no older one"
+            warn(f"The checkpoint {saved.path} is damaged: {error}. {instead}.")
+        else:
+            return saved.path
+    return None
+
+
+def check_model(directory: Path, marker: Marker) -> None:
+    """Compare with what was saved all that a model is loaded from: everything but the optimizer's state. Raises
+    Incomplete.
+    """
+    check_contents(directory, marker, (name for name in marker.files if name != OPTIMIZER))
+
+
+def refuse_damaged(directory: Path) -> None:
+    """Raise ConfigError unless a model directory that a run saved, or a copy of one, holds what was saved; another one
+    is let through.
+    """
+    if not os.path.lexists(directory / MARKER):
+        return
+    try:
+        check_model(directory, read_marker(directory))
+    except Incomplete as error:
+        raise ConfigError(
+            f"The checkpoint {directory} is damaged: {error}. Name another one; or, if it was changed on purpose, "
+            f"remove its {MARKER}."
+        ) from error
+
+
+def set_aside(path: Path) -> Path:
+    """Give a damaged checkpoint of one's own run another name, under which nobody takes it for one; returns that.
+    Raises OSError.
+    """
+    aside = path.with_name(f"damaged-{path.name}")
+    remove(aside)  # of the same version, from before
+    os.rename(path, aside)
+    sync_directory(path.parent)
+    return aside
 
 
 def checkpoint_version(path: Path | str) -> int:
@@ -91,16 +152,26 @@ def ended_in_start_up(run_dir: Path | str) -> bool:
     return not found and not broken and is_blank(run_dir)
 
 
-def run_checkpoint(run_dir: Path | str) -> Path:
-    """The newest complete checkpoint of a run directory. Raises ConfigError when there is none."""
+def require_checkpoints(run_dir: Path | str) -> list[SavedCheckpoint]:
+    """`complete_checkpoints` of a run directory that has any. Raises ConfigError."""
     if not is_run_directory(run_dir):
         raise ConfigError(f"{run_dir} holds no {EVENTS}; name the directory of a run.")
-    checkpoint = latest_checkpoint(run_dir)
-    if checkpoint is None:
+    found = complete_checkpoints(run_dir)
+    if not found:
         raise ConfigError(
             f"{run_dir} holds no complete checkpoint: a run saves its weights every --weights-every updates and when "
             "it ends, or is stopped by Ctrl-C; continue it with --resume, or let one go on for longer."
         )
+    return found
+
+
+def run_checkpoint(run_dir: Path | str) -> Path:
+    """The newest checkpoint of a run directory whose model can be loaded (see `latest_checkpoint`). Raises ConfigError
+    when there is none.
+    """
+    checkpoint = _latest_model(require_checkpoints(run_dir))
+    if checkpoint is None:
+        raise ConfigError(f"All checkpoints of {run_dir} are damaged; put a good copy of one in its place.")
     return checkpoint
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.beside_weights import TOKENIZER_FILES, json_bytes, model_dtype, read_model_files
 from pipeline.checkpoints.marker import MARKER, Incomplete, check_complete
-from pipeline.checkpoints.saved import checkpoint_version, run_checkpoint
+from pipeline.checkpoints.saved import checkpoint_version, refuse_damaged, run_checkpoint
 from pipeline.errors import ConfigError
 from pipeline.synced_files import sync_directory, write_files
 from workers.errors import CheckpointError
@@ -66,6 +66,7 @@ def _checkpoint(path: Path) -> Path:
         check_complete(path, checkpoint_version(path))
     except Incomplete as error:
         raise ConfigError(f"The checkpoint {path} is incomplete: {error}. Name another one.") from error
+    refuse_damaged(path)
     return path
 
 

@@ -191,15 +191,15 @@ class ActiveRun:
         self._ends_since = time.monotonic()
         self._learner.end_soon(error)
 
-    async def save_weights(self, version: int, path: str, optimizer_path: str) -> None:
+    async def save_weights(self, version: int, path: str, optimizer_path: str) -> tuple[int, int]:
         """Have the learner write the weights of `version`, float32, as the safetensors file `path`, and the optimizer's
-        state as `optimizer_path`; also in a run that has failed. Cut short, it ends the learner, which would go on
-        writing. Raises CheckpointError, or WorkerDied.
+        state as `optimizer_path`; returns the checksums of both. Also in a run that has failed. Cut short, it ends the
+        learner, which would go on writing. Raises CheckpointError, or WorkerDied.
         """
         if not self.learner_serves:
             raise CheckpointError(f"The learner is gone, so version {version} can't be saved.")
         try:
-            await self.learner.save(version, path, optimizer_path, checkpoint_bytes(self.spec.model))
+            return await self.learner.save(version, path, optimizer_path, checkpoint_bytes(self.spec.model))
         except (asyncio.CancelledError, GeneratorExit, RunError):
             self._learner.discard(RunError("The learner was ended."))
             raise

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoints.saved import SavedCheckpoint, ended_in_start_up, find_checkpoints, run_checkpoint
+from pipeline.checkpoints.saved import SavedCheckpoint, ended_in_start_up, find_checkpoints, require_checkpoints
 from pipeline.config_checks import warn
 from pipeline.errors import ConfigError, JournalError, RunError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
@@ -121,7 +121,7 @@ class Resumption:
 def find_run(path: str | os.PathLike[str], description: Mapping[str, Any]) -> Path:
     """The directory of a run that can go on as one of `description`. Raises ConfigError."""
     if not (is_run_directory(path) and ended_in_start_up(path)):
-        run_checkpoint(path)
+        require_checkpoints(path)
     config = Path(path, CONFIG)
     try:
         stored = json.loads(config.read_bytes())

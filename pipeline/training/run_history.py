@@ -1,15 +1,18 @@
 """What a learner that starts in the middle of a run begins with: a checkpoint, and the journal's updates since."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pipeline.checkpoints.saved import SavedCheckpoint, find_checkpoints
+from pipeline.checkpoints.marker import Incomplete
+from pipeline.checkpoints.saved import SavedCheckpoint, find_checkpoints, set_aside
 from pipeline.errors import JournalError
-from pipeline.journal.journal_files import read
+from pipeline.journal.journal_files import path_of, read
 from pipeline.journal.records import BatchRecord, rows_of
 from pipeline.journal.run_state import RunState, TrainingNow
 from pipeline.processes.learner.learner_history import PastUpdate
-from pipeline.run_files import FIRST_JOURNAL_FILE
+from pipeline.run_files import FIRST_JOURNAL_FILE, JOURNAL
+from pipeline.run_warnings import warn_of_run
+from workers.errors import CheckpointError
 
 
 class RunHistory:
@@ -18,12 +21,46 @@ class RunHistory:
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
 
-    def base(self, oldest: int) -> tuple[int, Path | None]:
-        """The newest complete checkpoint at version `oldest` or before; (0, None): the model's own first weights."""
+    def base(self, oldest: int, is_cancelled: Callable[[], bool] = lambda: False) -> tuple[int, Path | None]:
+        """The newest checkpoint at version `oldest` or before that holds what was saved; (0, None): the model's own
+        first weights. Blocks while it reads them.
+
+        A damaged one is set aside, with a warning, if the journal goes back to an older one; without that
+        CheckpointError names the damaged file, and it stays where it is.
+        """
+        damaged: dict[Path, Incomplete] = {}
         for saved in find_checkpoints(self._run_dir)[0]:
-            if saved.version <= oldest:
+            # One may stay for its weights alone, without the journal that would lead on from it.
+            if saved.version > oldest or (damaged and not self._has_journal(saved.journal)):
+                continue
+            try:
+                saved.check_contents(is_cancelled)
+            except Incomplete as error:
+                damaged[saved.path] = error
+            else:
+                self._pass_over(damaged, f"version {saved.version}")
                 return saved.version, saved.path
+        if damaged and not self._has_journal(FIRST_JOURNAL_FILE):
+            path, error = next(iter(damaged.items()))
+            raise CheckpointError(
+                f"The checkpoint {path} is damaged: {error}; and there is no older one from which the journal leads "
+                "on. Put a good copy of that file back and resume, or begin another run."
+            )
+        self._pass_over(damaged, "the model that the run began with")
         return 0, None
+
+    def _has_journal(self, ordinal: int) -> bool:
+        return path_of(self._run_dir / JOURNAL, ordinal).exists()
+
+    def _pass_over(self, damaged: dict[Path, Incomplete], instead: str) -> None:
+        for path, error in damaged.items():
+            told = f"The checkpoint {path} is damaged: {error}. The learner goes on from {instead} and the journal"
+            try:
+                aside = set_aside(path)
+            except OSError as failed:
+                warn_of_run(f"{told}; it can't be set aside ({failed.strerror}): remove it.")
+            else:
+                warn_of_run(f"{told}; what is left of it is {aside.name} now, and is nobody's: remove it.")
 
     def updates(self, after: int, to: int) -> Iterator[PastUpdate]:
         """The updates from version `after`, that of a `base`, up to version `to`."""

@@ -57,7 +57,7 @@ class Run(RunFiles):
         async def hold_and_save(active, version, *arguments):
             if version == self.hold_save:
                 self._hold_learner()
-            await save_weights(active, version, *arguments)
+            return await save_weights(active, version, *arguments)
 
         def spawn_and_hold(handle, *arguments):
             spawn(handle, *arguments)

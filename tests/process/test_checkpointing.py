@@ -97,8 +97,16 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_one_warning(model, tmp_
     assert f"version-{newest.version} is incomplete: its optimizer.safetensors has 1,000 bytes of" in told
     assert f"Version {second.version} is used in its place" in told
     assert audit(run_dir) == 0
+    weights = complete_checkpoints(run_dir)[0].path / "model.safetensors"  # whole, but for one bit
+    *all_but_last, last = weights.read_bytes()
+    weights.write_bytes(bytes([*all_but_last, last ^ 1]))
+    with pytest.warns(
+        rl.RunWarning, match="is damaged: its model.safetensors is not what was saved. The learner goes on"
+    ):
+        assert resumed(make_trainer(model, tmp_path / "unused", **options), run_dir, 7) == [7]
+    assert audit(run_dir) == 0
     trained = [group for event in events_of(run_dir, "batch") for group in event["groups"]]
-    assert len(trained) == len({*trained}) == 6 * 4
+    assert len(trained) == len({*trained}) == 7 * 4
 
 
 def test_a_run_goes_on_only_as_it_began(model, tmp_path):

@@ -74,7 +74,7 @@ class Recorded:
     saved: dict[int, Path | None] = field(default_factory=lambda: {0: None})
     asked: list[tuple[int, int]] = field(default_factory=list)  # (base, to) of each replay
 
-    def base(self, oldest):
+    def base(self, oldest, is_cancelled):
         version = max(version for version in self.saved if version <= oldest)
         return version, self.saved[version]
 

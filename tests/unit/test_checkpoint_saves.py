@@ -122,7 +122,7 @@ def test_a_state_is_what_it_was_when_the_save_began(tmp_path):
     class Later(FakeRun):
         async def save_weights(self, version, path, optimizer_path):
             state["groups"].append(3)
-            await super().save_weights(version, path, optimizer_path)
+            return await super().save_weights(version, path, optimizer_path)
 
     asyncio.run(open_checkpoints(tmp_path).save(Later(), 2, state))
     assert complete_checkpoints(tmp_path)[0].state()["groups"] == [1, 2]
@@ -140,7 +140,7 @@ def test_what_a_learner_left_that_died_in_the_save_is_no_part_of_it(tmp_path):
         async def save_weights(self, version, path, optimizer_path):
             Path(path).with_name(".model.safetensors.tmp-77").write_bytes(b"half")
             (Path(path).parent / "more" / "notes.txt").stat()
-            await super().save_weights(version, path, optimizer_path)
+            return await super().save_weights(version, path, optimizer_path)
 
     save(open_checkpoints(tmp_path), 2, Second())
     assert versions(tmp_path) == [2]
@@ -151,6 +151,7 @@ def test_a_learner_that_wrote_no_file_makes_no_checkpoint(tmp_path):
     class Forgetful(FakeRun):
         async def save_weights(self, version, path, optimizer_path):
             Path(path).write_bytes(b"weights")
+            return 1, 2
 
     with pytest.raises(CheckpointError, match="version-2 can't be made: No such file or directory"):
         save(open_checkpoints(tmp_path), 2, Forgetful())

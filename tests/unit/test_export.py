@@ -193,6 +193,21 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over_with_a_warning(run_dir, t
     assert "version-9, 1 file" in said.out
 
 
+def test_damaged_weights_are_not_exported(run_dir, tmp_path, capsys):
+    path = run_dir / "checkpoints" / "version-10" / SINGLE
+    *all_but_last, last = path.read_bytes()
+    path.write_bytes(bytes([*all_but_last, last ^ 1]))
+    assert cli.main(["export", str(path.parent), str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert (
+        "version-10 is damaged: its model.safetensors is not what was saved" in said and not (tmp_path / "out").exists()
+    )
+    exported(run_dir, tmp_path / "out")
+    said = capsys.readouterr()
+    assert "version-10 is damaged: its model.safetensors is not what was saved. Version 9 is used" in said.err
+    assert "version-9, 1 file" in said.out
+
+
 def test_an_older_checkpoint_is_exported_by_its_own_name(run_dir, tmp_path, capsys):
     older = run_dir / "checkpoints" / "version-9"
     exported(older, tmp_path / "out")

@@ -15,6 +15,7 @@ from workers.errors import CheckpointError
 from workers.model import bind_weights, init_flat
 from workers.model_config import ModelConfig
 from workers.model_files import flat_weights
+from workers.model_files.checksum import file_checksum
 from workers.model_files.flat_weights import load_flat, save_weights
 from workers.model_files.tensor_files import SINGLE
 
@@ -61,8 +62,8 @@ def test_a_tied_head_and_its_embedding_are_one_storage(tmp_path):
 def test_what_is_saved_is_loaded_again(tmp_path, dtype, tie):
     config = ModelConfig.from_fields(CONFIG.to_fields() | {"tie_embeddings": tie})
     flat = init_flat(config, seed=1)
-    num_bytes = save_weights(tmp_path / SINGLE, flat, config, dtype)
-    assert num_bytes == (tmp_path / SINGLE).stat().st_size
+    written = save_weights(tmp_path / SINGLE, flat, config, dtype)
+    assert written == ((tmp_path / SINGLE).stat().st_size, file_checksum(tmp_path / SINGLE))
     assert torch.equal(load_flat(tmp_path, config), flat.to(dtype).float())
     assert int.from_bytes((tmp_path / SINGLE).read_bytes()[:8], "little") % 8 == 0  # so that the data is aligned
     with safe_open(tmp_path / SINGLE, framework="pt") as file:

@@ -37,7 +37,7 @@ EXAMPLES = [
     ),
     messages.Published(version=4, slot=2, metrics={"train/grad_norm": 1.5}, consumed=5),
     messages.Save(version=4, path="run/.tmp-4/model.safetensors", optimizer_path="run/.tmp-4/optimizer.safetensors"),
-    messages.Saved(version=4, num_bytes=2**40, error="No room.", consumed=5),
+    messages.Saved(version=4, num_bytes=2**40, checksums=[0, 2**64 - 1], error="No room.", consumed=5),
     messages.ReplayStep(batch=3, from_version=2, slot=-1, lr=1e-3, gradient_scale=0.5),
     messages.Replayed(version=3, difference=1e-9, consumed=6),
     messages.Environments(calls=[CALL]),

@@ -11,6 +11,7 @@ import pytest
 import pipeline as rl
 from bench.small_models import FAMILIES, NUM_PADDED, write_json, write_small_model
 from pipeline.beside_weights import model_dtype, read_model_files
+from pipeline.config_checks import ConfigWarning
 from pipeline.model_directory import open_model, with_ids_of
 from pipeline.tasks import guess
 from tests.complete_checkpoints import complete
@@ -100,6 +101,13 @@ def test_init_of_a_run_is_its_newest_checkpoint(whole, tmp_path):
     assert open_model(whole, init=run).weights == str(run / "checkpoints" / "version-10")
     with pytest.raises(rl.ConfigError, match="model is .*run, the directory of a run"):
         open_model(run)
+    weights = run / "checkpoints" / "version-10" / "model.safetensors"
+    *all_but_last, last = weights.read_bytes()
+    weights.write_bytes(bytes([*all_but_last, last ^ 1]))
+    with pytest.warns(ConfigWarning, match="version-10 is damaged: its model.safetensors is not what was saved"):
+        assert open_model(whole, init=run).weights == str(run / "checkpoints" / "version-9")
+    with pytest.raises(rl.ConfigError, match="version-10 is damaged"):
+        open_model(weights.parent)
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(rl.ConfigError, match="holds no complete checkpoint"):
         open_model(whole, init=run)

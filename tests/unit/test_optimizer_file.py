@@ -5,6 +5,7 @@ import torch
 
 from workers.errors import CheckpointError
 from workers.learning.adam import Adam
+from workers.model_files.checksum import file_checksum
 from workers.model_files.flat_weights import remove_unfinished, write_tensors
 from workers.model_files.optimizer_file import load_optimizer, save_optimizer
 
@@ -21,8 +22,8 @@ def adam(num_elements=100, num_steps=0):
 
 def test_state_comes_back_bit_for_bit(tmp_path):
     saved, beats = adam(num_steps=3), []
-    num_bytes = save_optimizer(tmp_path / "optimizer.safetensors", saved.state())
-    assert num_bytes == (tmp_path / "optimizer.safetensors").stat().st_size
+    written = save_optimizer(tmp_path / "optimizer.safetensors", saved.state())
+    assert written == ((path := tmp_path / "optimizer.safetensors").stat().st_size, file_checksum(path))
     loaded = adam()
     load_optimizer(tmp_path / "optimizer.safetensors", loaded.state(), beat=lambda: beats.append(1))
     assert beats

@@ -14,12 +14,14 @@ from pipeline.journal.journal_files import Journal, read
 from pipeline.journal.recorder import Recorder
 from pipeline.journal.records import Admitted, BatchRecord, Ready
 from pipeline.journal.run_state import RunState
+from pipeline.run_warnings import RunWarning
 from pipeline.schedule import Admission
 from pipeline.training.resumption import read_resumption
 from pipeline.training.run_history import RunHistory
 from pipeline.training.run_saver import RunSaver
 from pipeline.trajectory import Group, Trajectory
 from tests.fake_learner import FakeRun
+from workers.errors import CheckpointError
 
 
 class Rollouts:
@@ -85,6 +87,79 @@ def test_versions_that_somebody_needs_can_be_had_again(tmp_path, needed_by):
         assert all(play.can_reach(version) for version in range(1, 6))
 
 
+def with_four_updates(run_dir, **options):
+    play = Play(run_dir, **options)
+    play.save()
+    for _ in range(4):
+        play.train(play.admit())
+        play.save()
+    return play
+
+
+def flip(run_dir, version, name="model.safetensors"):
+    path = run_dir / "checkpoints" / f"version-{version}" / name
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "config.json"])
+def test_a_damaged_checkpoint_is_set_aside_and_the_journal_leads_on_from_an_older_one(tmp_path, name):
+    play = with_four_updates(tmp_path)
+    assert play.saved() == [4, 3]
+    flip(tmp_path, 4, name)
+    with pytest.warns(RunWarning) as caught:
+        assert RunHistory(tmp_path).base(4) == (3, tmp_path / "checkpoints" / "version-3")
+    (told,) = [str(warning.message) for warning in caught]
+    assert f"version-4 is damaged: its {name} is not what was saved. The learner goes on from version 3 and the" in told
+    assert "damaged-version-4" in told and (tmp_path / "checkpoints" / "damaged-version-4").is_dir()
+    assert play.saved() == [3] and play.can_reach(4)
+    play.save()  # it is not taken for saved any more
+    assert play.saved() == [4, 3]
+    flip(tmp_path, 4)  # once more
+    with pytest.warns(RunWarning, match="damaged-version-4"):
+        assert RunHistory(tmp_path).base(9)[0] == 3
+
+
+def test_damage_in_what_is_not_loaded_is_not_looked_for(tmp_path):
+    play = with_four_updates(tmp_path)
+    flip(tmp_path, 4)
+    assert RunHistory(tmp_path).base(3)[0] == 3 and play.saved() == [4, 3]
+
+
+def test_a_damaged_checkpoint_without_a_journal_before_it_is_told_and_stays(tmp_path):
+    play = with_four_updates(tmp_path, keep=1, keep_best=1)
+    assert play.saved() == [4]
+    flip(tmp_path, 4)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"version-4 is damaged: its model\.safetensors is not .* good copy"):
+            RunHistory(tmp_path).base(4)
+    assert play.saved() == [4]
+
+
+def test_one_kept_for_its_weights_alone_does_not_stand_in_for_a_damaged_one(tmp_path):
+    play = Play(tmp_path, keep=1, keep_best=1)
+    play.saver._checkpoints.scored(1, 1.0)
+    play.save()
+    for _ in range(4):
+        play.train(play.admit())
+        play.save()
+    assert play.saved() == [4, 1]
+    flip(tmp_path, 4)
+    with pytest.raises(CheckpointError, match="there is no older one from which the journal leads on"):
+        RunHistory(tmp_path).base(4)
+
+
+def test_with_the_whole_journal_the_first_weights_stand_in_for_a_damaged_one(tmp_path):
+    play = Play(tmp_path)
+    play.save()
+    play.train(play.admit())
+    play.save()
+    flip(tmp_path, 0)
+    flip(tmp_path, 1)
+    with pytest.warns(RunWarning, match="goes on from the model that the run began with and the journal"):
+        assert RunHistory(tmp_path).base(1) == (0, None)
+    assert play.saved() == [] and play.can_reach(1)
+
+
 def test_state_and_journal_of_a_checkpoint_are_of_one_instant(tmp_path):
     """What is decided while the learner writes comes after the state, in the file that the state names."""
     play = Play(tmp_path)
@@ -95,7 +170,7 @@ def test_state_and_journal_of_a_checkpoint_are_of_one_instant(tmp_path):
 
         async def save_weights(self, version, path, optimizer_path):
             play.admit()
-            await super().save_weights(version, path, optimizer_path)
+            return await super().save_weights(version, path, optimizer_path)
 
     play.train(play.admit())
     play.saver._run = Slow()

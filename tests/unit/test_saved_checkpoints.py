@@ -2,7 +2,6 @@
 
 import os
 import warnings
-import zlib
 from pathlib import Path
 
 import msgpack
@@ -10,20 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.checkpoints.marker import MARKER, STATE, Incomplete, check_complete
-from pipeline.checkpoints.saved import complete_checkpoints, latest_checkpoint, run_checkpoint
+from pipeline.checkpoints.marker import FORMAT, MARKER, STATE, Incomplete, check_complete
+from pipeline.checkpoints.saved import complete_checkpoints, latest_checkpoint, refuse_damaged, run_checkpoint
 from pipeline.config_checks import ConfigWarning
 from pipeline.errors import ConfigError
 from tests.complete_checkpoints import complete
 from workers.errors import CheckpointError
+from workers.model_files.checksum import checksum_of
 
-WEIGHTS = "model.safetensors"
+WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 
 
 def write(run_dir, version, **state):
     directory = run_dir / "checkpoints" / f"version-{version}"
     (directory / "more").mkdir(parents=True)
     (directory / WEIGHTS).write_bytes(b"w" * 100)
+    (directory / OPTIMIZER).write_bytes(b"o" * 200)
     (directory / "more" / "notes.txt").write_bytes(b"")
     return complete(directory, journal=version // 10, **state)
 
@@ -141,9 +142,79 @@ def test_a_state_that_is_changed_once_it_was_found_whole_is_refused(run_dir):
         newest.state()
 
 
+# --- damaged contents -----------------------------------------------------------------------------------------------
+
+
+def flip(path, at=50):
+    """One bit."""
+    found = bytearray(path.read_bytes())
+    found[at] ^= 1
+    path.write_bytes(found)
+
+
+def test_a_flipped_bit_of_any_file_is_found_and_named(run_dir):
+    directory = run_dir / "checkpoints" / "version-100"
+    (directory / "more" / "notes.txt").write_bytes(b"x" * 100)
+    complete(directory, journal=10)
+    for name in (WEIGHTS, OPTIMIZER, "more/notes.txt"):
+        (newest, *_) = complete_checkpoints(run_dir)
+        newest.check_contents()
+        flip(directory / name)
+        with pytest.raises(Incomplete, match=f"its {name} is not what was saved"):
+            newest.check_contents()
+        flip(directory / name)
+    (directory / WEIGHTS).unlink()
+    with pytest.raises(Incomplete, match="its model.safetensors can't be read"):
+        newest.check_contents()
+
+
+def test_a_model_with_damaged_weights_is_passed_over_and_named(run_dir):
+    (run_dir / "events.jsonl").touch()
+    flip(run_dir / "checkpoints" / "version-100" / WEIGHTS)
+    with pytest.warns(ConfigWarning) as caught:
+        assert latest_checkpoint(run_dir) == run_dir / "checkpoints" / "version-20"
+    (told,) = [str(warning.message) for warning in caught]
+    assert "version-100 is damaged: its model.safetensors is not what was saved. Version 20 is used" in told
+    for version in (20, 9):
+        flip(run_dir / "checkpoints" / f"version-{version}" / WEIGHTS)
+    with pytest.warns(ConfigWarning) as caught:
+        with pytest.raises(ConfigError, match=r"All checkpoints of .* are damaged; put a good copy"):
+            run_checkpoint(run_dir)
+    assert len(caught) == 3 and str(caught[-1].message).endswith("There is no older one.")
+
+
+def test_a_model_is_loaded_without_the_optimizer_so_that_is_not_looked_at(run_dir):
+    flip(run_dir / "checkpoints" / "version-100" / OPTIMIZER)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert latest_checkpoint(run_dir) == run_dir / "checkpoints" / "version-100"
+
+
+def test_a_copy_of_a_checkpoint_is_looked_at_whatever_its_name(run_dir, tmp_path):
+    copy = (run_dir / "checkpoints" / "version-100").rename(tmp_path / "mine")
+    (copy / OPTIMIZER).unlink()
+    refuse_damaged(copy)
+    flip(copy / WEIGHTS)
+    with pytest.raises(
+        ConfigError, match=r"mine is damaged: its model.safetensors is not what was saved\. Name another"
+    ):
+        refuse_damaged(copy)
+    (copy / MARKER).unlink()
+    refuse_damaged(copy)  # a model directory as any other
+
+
+def test_markers_without_checksums_are_refused_as_such(tmp_path):
+    (tmp_path / STATE).write_bytes(b"ab")
+    old = {"format": 1, "version": 7, "journal": 0, "files": {STATE: 2}, "state_crc": 5}
+    (tmp_path / MARKER).write_bytes(msgpack.packb(old))
+    with pytest.raises(Incomplete, match="its complete.msgpack has format 1, and this Headway reads 2"):
+        check_complete(tmp_path, 7)
+
+
 # --- hostile markers -------------------------------------------------------------------------------------------------
 
-WHOLE = {"format": 1, "version": 7, "journal": 0, "files": {STATE: 2}, "state_crc": zlib.crc32(b"ab")}
+FILE = [2, checksum_of(b"ab")]
+WHOLE = {"format": FORMAT, "version": 7, "journal": 0, "files": {STATE: FILE}}
 
 
 @pytest.mark.parametrize(
@@ -155,23 +226,27 @@ WHOLE = {"format": 1, "version": 7, "journal": 0, "files": {STATE: 2}, "state_cr
         {"journal": 1.5},
         {"files": [STATE]},
         {"files": {}},
-        {"files": {STATE: 2, "../events.jsonl": 0}},
-        {"files": {STATE: 2, "/etc/passwd": 0}},
-        {"files": {STATE: 2, "a/../../b": 0}},
-        {"files": {STATE: 2, "a\0b": 0}},
-        {"files": {STATE: -2}},
-        {"files": {STATE: 2, 3: 4}},
-        {"state_crc": None},
+        {"files": {STATE: FILE, "../events.jsonl": [0, 0]}},
+        {"files": {STATE: FILE, "/etc/passwd": [0, 0]}},
+        {"files": {STATE: FILE, "a/../../b": [0, 0]}},
+        {"files": {STATE: FILE, "a\0b": [0, 0]}},
+        {"files": {STATE: FILE, 3: [4, 0]}},
+        {"files": {STATE: 2}},
+        {"files": {STATE: [2]}},
+        {"files": {STATE: [-2, FILE[1]]}},
+        {"files": {STATE: [2, None]}},
+        {"files": {STATE: [2, FILE[1] + 1]}},
+        {"files": {STATE: [*FILE, 0]}},
         {"more": 1},
-        {"format": 2},
-        {"format": "1"},
+        {"format": FORMAT + 1},
+        {"format": "2"},
         {"format": [1]},
     ],
 )
 def test_a_marker_with_other_values_is_none(tmp_path, change):
     (tmp_path / STATE).write_bytes(b"ab")
     (tmp_path / MARKER).write_bytes(msgpack.packb(WHOLE))
-    assert check_complete(tmp_path, 7).files == {STATE: 2}
+    assert check_complete(tmp_path, 7).files == {STATE: tuple(FILE)}
     (tmp_path / MARKER).write_bytes(msgpack.packb(WHOLE | change))
     with pytest.raises(Incomplete):
         check_complete(tmp_path, 7)
@@ -203,4 +278,4 @@ def test_any_bytes_are_a_marker_or_none(anywhere: Path, contents: bytes):
     except Incomplete as error:
         assert len(str(error)) < 400
     else:
-        assert marker.version == 7 and marker.files[STATE] == 2
+        assert marker.version == 7 and marker.files[STATE] == tuple(FILE)

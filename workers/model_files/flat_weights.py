@@ -8,7 +8,9 @@ import errno
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,7 +18,9 @@ from torch import Tensor
 
 from workers.errors import CheckpointError
 from workers.machine.disk_space import no_space, require_space
+from workers.machine.limits import refusal_in_words, require_threads
 from workers.model_config import ModelConfig, layout
+from workers.model_files.checksum import Checksum
 from workers.model_files.safetensors_header import DTYPE_NAMES, TensorInfo
 from workers.model_files.tensor_files import check_tensors
 from workers.model_files.tensor_names import hf_places
@@ -24,6 +28,13 @@ from workers.model_files.tensor_names import hf_places
 PIECE_BYTES = 1 << 26  # written at once: what is converted, or copied from a GPU, at a time
 SYNC_BYTES = 1 << 30  # written between two syncs, so that the last one is no long silence
 DTYPE_CODES = {getattr(torch, name): code for code, name in DTYPE_NAMES.items()}
+
+
+class Written(NamedTuple):
+    """What a file holds now; see `checksum.py`."""
+
+    num_bytes: int
+    checksum: int
 
 
 def load_flat(
@@ -73,31 +84,37 @@ def save_weights(
     config: ModelConfig,
     dtype: torch.dtype = torch.float32,
     beat: Callable[[], None] = lambda: None,
-) -> int:
-    """Write the weights as one safetensors file of `dtype`; returns its bytes. See `write_tensors`."""
+) -> Written:
+    """Write the weights as one safetensors file of `dtype`. See `write_tensors`."""
     return write_tensors(path, hf_tensors(flat.detach(), config), dtype, beat)
 
 
 def write_tensors(
     path: Path | str, tensors: Mapping[str, Tensor], dtype: torch.dtype, beat: Callable[[], None] = lambda: None
-) -> int:
-    """One safetensors file, as transformers writes it: all of it, synced, or nothing. Returns its bytes.
+) -> Written:
+    """One safetensors file, as transformers writes it: all of it, synced, or nothing.
 
     tensors: contiguous, on any device, views of one storage too (safetensors' own writer refuses those). beat is called
-    before each piece. Raises CheckpointError when the disk is too small, or writing fails.
+    before each piece. A thread beside makes the checksum of a piece while it is written. Raises CheckpointError when
+    the disk is too small, or writing fails.
     """
     path = Path(path)
     header = _header(tensors, dtype)
     num_bytes = len(header) + sum(tensor.numel() * dtype.itemsize for tensor in tensors.values())
     require_space(path.parent, num_bytes)
     temporary = path.with_name(f"{_unfinished(path)}{os.getpid()}")
+    checksum = Checksum()
     try:
-        with open(temporary, "wb") as file:
+        require_threads(1)
+        with open(temporary, "wb") as file, ThreadPoolExecutor(1, "checksum") as beside:
+            checksum.add(header)
             file.write(header)
             unsynced = 0
             for piece in _pieces(tensors, dtype):
                 beat()
+                added = beside.submit(checksum.add, piece)
                 file.write(piece)
+                added.result()
                 unsynced += len(piece)
                 if unsynced >= SYNC_BYTES:
                     file.flush()
@@ -109,10 +126,12 @@ def write_tensors(
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise no_space(path.parent, num_bytes) from error
+        if error.errno == errno.EAGAIN:
+            raise CheckpointError(f"{path} can't be written: {refusal_in_words(error)}") from error
         raise CheckpointError(f"{path} can't be written: {error.strerror}; see to that place.") from error
     finally:
         temporary.unlink(missing_ok=True)
-    return num_bytes
+    return Written(num_bytes, checksum.value)
 
 
 def remove_unfinished(path: Path | str) -> None:

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from workers.errors import CheckpointError
-from workers.model_files.flat_weights import mapped_tensors, write_tensors
+from workers.model_files.flat_weights import Written, mapped_tensors, write_tensors
 from workers.model_files.safetensors_header import read_header
 
 
-def save_optimizer(path: Path | str, state: Mapping[str, Tensor], beat: Callable[[], None] = lambda: None) -> int:
-    """Write what `Adam.state` gives; returns the file's bytes. See `write_tensors`."""
+def save_optimizer(path: Path | str, state: Mapping[str, Tensor], beat: Callable[[], None] = lambda: None) -> Written:
+    """Write what `Adam.state` gives. See `write_tensors`."""
     return write_tensors(path, state, torch.float32, beat)
 
 

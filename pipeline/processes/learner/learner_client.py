@@ -183,10 +183,10 @@ class LearnerClient:
         except TimeoutError:
             raise RunError(f"The learner has not answered its update for {SAVE_SECONDS:g} s.") from None
 
-    async def save(self, version: int, path: str, optimizer_path: str, num_bytes: int) -> None:
+    async def save(self, version: int, path: str, optimizer_path: str, num_bytes: int) -> tuple[int, int]:
         """Have it write `version`'s weights and the optimizer's state as safetensors files, of about `num_bytes`
-        together. It may be asked after the run has failed, too: what it can't do is be dead. Raises CheckpointError
-        when it could not write them.
+        together; returns the checksums of both. It may be asked after the run has failed, too: what it can't do is be
+        dead. Raises CheckpointError when it could not write them.
         """
         self._saving = asyncio.get_running_loop().create_future()
         self._save = _Asked(Save(version=version, path=path, optimizer_path=optimizer_path))
@@ -201,6 +201,8 @@ class LearnerClient:
             self._save = None
         if saved.error is not None:
             raise CheckpointError(saved.error)
+        weights, optimizer = saved.checksums
+        return weights, optimizer
 
     async def _send_due(self) -> None:
         """All that the learner has not been sent yet, in order. Without one, and when it dies meanwhile, that waits for

@@ -4,7 +4,7 @@ The supervisor keeps it (checkpoints and the journal of `design.md` §10); a pro
 weights and the same optimizer state, on the CPU bit for bit.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -29,9 +29,10 @@ class PastUpdate:
 class LearnerHistory(Protocol):
     """Of one run. Both may read files, and raise HeadwayError for what can't be had any more."""
 
-    def base(self, oldest: int) -> tuple[int, Path | None]:
-        """The newest version at or before `oldest` whose weights and optimizer are on disk, and the directory with them
-        (model.safetensors, optimizer.safetensors). (0, None): the model's own first weights.
+    def base(self, oldest: int, is_cancelled: Callable[[], bool]) -> tuple[int, Path | None]:
+        """The newest version at or before `oldest` whose weights and optimizer are on disk, undamaged, and the
+        directory with them (model.safetensors, optimizer.safetensors). (0, None): the model's own first weights. Called
+        in a thread, for it may read all of these; it gives up, raising anything, soon after `is_cancelled` says so.
         """
 
     def updates(self, after: int, to: int) -> Iterator[PastUpdate]:
@@ -43,7 +44,7 @@ class LearnerHistory(Protocol):
 class NothingTrained:
     """The history of a run that only publishes version 0."""
 
-    def base(self, oldest: int) -> tuple[int, Path | None]:
+    def base(self, oldest: int, is_cancelled: Callable[[], bool]) -> tuple[int, Path | None]:
         return 0, None
 
     def updates(self, after: int, to: int) -> Iterator[PastUpdate]:

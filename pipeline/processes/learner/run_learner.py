@@ -1,6 +1,9 @@
 """The learner of one run: its start, from saved weights if need be, and a new process where it has died."""
 
+import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pipeline.errors import RunError, of_a_message
@@ -122,7 +125,7 @@ class RunLearner:
         """A process at `version`, which has come by `oldest` on its way, with the versions that it came by in their
         slots. Returns where the slots are.
         """
-        base, directory = self._history.base(oldest) if oldest else (0, None)
+        base, directory = await self._base(oldest) if oldest else (0, None)
         producer, queue = self._blocks.learner_queue()
         saved = {
             "weights": None if directory is None else str(directory),
@@ -147,6 +150,14 @@ class RunLearner:
                 "own that draws numbers); the run goes on with the new ones."
             )
         return detail["slots"]
+
+    async def _base(self, oldest: int) -> tuple[int, Path | None]:
+        """See `LearnerHistory`. Beside the loop, for as long as somebody waits for it."""
+        cancelled = threading.Event()
+        try:
+            return await asyncio.to_thread(self._history.base, oldest, cancelled.is_set)
+        finally:
+            cancelled.set()
 
     async def _connect(self) -> None:
         if self.client.is_lost:  # it was brought back although nobody waits for it any more
