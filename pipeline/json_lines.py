@@ -44,16 +44,22 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, An
         raise RunError(f"{path} can't be read: {error.strerror}; see to that file.") from error
 
 
-def cut_torn_tail(path: str | os.PathLike[str]) -> int:
+def cut_torn_tail(
+    path: str | os.PathLike[str], stays: Callable[[Mapping[str, Any]], bool] = lambda record: True
+) -> int:
     """Mend what a death left at the file's end, so that lines can be appended: returns how many bytes were cut off.
 
-    A line that lacks nothing but its end gets it; lines before the last whole one are not looked at. No file is fine.
+    A line that lacks nothing but its end gets it. Whole lines at the end go, too, as long as `stays` says no; those
+    before the last one that stays are not looked at. No file is fine.
     """
     try:
         with open(path, "r+b") as file:
             size = file.seek(0, os.SEEK_END)
             end = size
-            while end and _object_in(line := _line_before(file, end)) is None:
+            while end:
+                record = _object_in(line := _line_before(file, end))
+                if record is not None and stays(record):
+                    break
                 end -= len(line)
             file.truncate(end)
             if end and not line.endswith(b"\n"):

@@ -138,7 +138,7 @@ def read_resumption(run_dir: Path) -> Resumption:
     """Of a run whose directory is ours alone: what a death left torn or untold in its logs is mended. Raises
     JournalError, CheckpointError, and RunError.
     """
-    for name in (METRICS, EVALUATIONS, SAMPLES):
+    for name in (METRICS, EVALUATIONS):
         cut_torn_tail(run_dir / name)
     versions = _versions(run_dir / METRICS)
     num_steps = max(versions, default=0)
@@ -149,6 +149,8 @@ def read_resumption(run_dir: Path) -> Resumption:
         state.apply(record)
     if state.training is not None and state.training.record.step <= num_steps:
         state.finish_batch()
+    num_begun = state.batches + (state.training is not None)
+    cut_torn_tail(run_dir / SAMPLES, lambda line: not _is_later(line, num_begun))
     if num_steps > state.batches:
         raise JournalError(
             f"{run_dir / METRICS} tells of {num_steps} batches, but the journal of {state.batches}: files of it "
@@ -170,6 +172,14 @@ def read_resumption(run_dir: Path) -> Resumption:
     )
     resumption.keep(read_kept(run_dir))
     return resumption
+
+
+def _is_later(line: Mapping[str, Any], batch: int) -> bool:
+    """Whether a line of samples.jsonl is of a batch after `batch`. They are written before their batch's record: of one
+    without a record nothing is told yet, as another batch may come of it.
+    """
+    step = line.get("step")
+    return type(step) is int and step > batch
 
 
 def _versions(path: Path) -> dict[int, int]:

@@ -182,9 +182,10 @@ class TrainingLoop:
             self._validate_batch([one for group in groups for one in group.trajectories], training.metrics)
         slot = await self._batch_waits.free_slot(n) if training.rows.num_rows > 0 else None
         record = self._record(n, batch, training, [*self._updates.submitted, *rest])
-        self._recorder.batch(record)
         if self._samples is not None:
+            # Before the record: the journal has no conversations, so a batch that is taken again could not be told of.
             self._samples.write(n, self._scheduler.version, groups, training.advantages)
+        self._recorder.batch(record)
         return await self._train(record, groups, rest, slot, training.metrics, started=started, selected=selected)
 
     async def _take_again(self, begun: TrainingNow, due: str) -> Step:

@@ -17,7 +17,8 @@ import pipeline as rl
 from pipeline.checkpoints.saved import complete_checkpoints
 from pipeline.errors import ConfigError
 from pipeline.events import EventLog
-from pipeline.journal.journal_files import Journal
+from pipeline.journal.journal_files import Journal, read
+from pipeline.journal.records import BatchRecord
 from pipeline.json_lines import JsonLines
 from pipeline.tasks import guess
 from pipeline.training.run_log import RunLog
@@ -80,6 +81,18 @@ def resume(model, run_dir, *, steps=STEPS, rows=ROWS, **options):
     return trainer, asyncio.run(go_on())
 
 
+def begun(run_dir):
+    """The steps of which the journal, as far as it goes back, or metrics.jsonl tells."""
+    first = min(int(path.stem) for path in (run_dir / "journal").glob("*.log"))
+    records = [record.step for record in read(run_dir, first) if isinstance(record, BatchRecord)]
+    return {*records, *(line["step"] for line in metrics_of(run_dir))}
+
+
+def sampled(run_dir):
+    """The step of each line of samples.jsonl."""
+    return [line["step"] for line in _lines(run_dir / "samples.jsonl")]
+
+
 def check_whole(run_dir, steps=STEPS):
     """Every step has its line, every row was trained once, and the audit finds nothing."""
     assert [line["step"] for line in metrics_of(run_dir)] == list(range(1, steps + 1))
@@ -139,7 +152,7 @@ def killed(model, tmp_path_factory):
 def test_a_run_killed_at_any_instant_goes_on_and_trains_each_row_once(model, killed, monkeypatch, instant):
     made, weights = killed
     run_dir, found = made[instant], {}
-    before = [line["step"] for line in metrics_of(run_dir)]
+    before, had_begun = [line["step"] for line in metrics_of(run_dir)], begun(run_dir)
     began_at = len(events_of(run_dir, "published"))
     original = RunLog.started_again
 
@@ -151,6 +164,8 @@ def test_a_run_killed_at_any_instant_goes_on_and_trains_each_row_once(model, kil
     _, steps = resume(model, run_dir)
     assert [step.n for step in steps] == list(range(len(before) + 1, STEPS + 1))
     check_whole(run_dir)
+    told = sampled(run_dir)
+    assert told == sorted({*told}) and had_begun <= {*told}  # of those since, if somebody has their conversations yet
     runs = events_of(run_dir, "run")
     assert [run.get("resumed", 0) for run in runs] == list(range(len(runs)))
     ((version, resumed),) = found.items()

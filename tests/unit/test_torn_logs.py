@@ -50,6 +50,15 @@ def test_a_file_cut_at_any_byte_keeps_its_whole_lines(tmp_path, monkeypatch, for
         assert cut_torn_tail(path) == 0 and path.read_bytes() == mended
 
 
+def test_whole_lines_of_what_never_came_to_be_go_too(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    for tail in (b"", b"{", b'{"step": 4}'):
+        path.write_bytes(b'{"step": 1}\n{"step": 3}\n{"note": 0}\n{"step": 2}\n{"step": 3}\n{"step": 3}\n' + tail)
+        cut = cut_torn_tail(path, lambda record: record.get("step", 0) <= 2)
+        assert (path.read_bytes(), cut) == (b'{"step": 1}\n{"step": 3}\n{"note": 0}\n{"step": 2}\n', 24 + len(tail))
+    assert cut_torn_tail(path, lambda record: False) == 47 and path.read_bytes() == b""
+
+
 @given(st.binary(max_size=60))
 def test_whatever_stands_at_the_end_no_whole_line_is_lost(tmp_path_factory, tail):
     path = tmp_path_factory.mktemp("log") / "events.jsonl"
