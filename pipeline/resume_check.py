@@ -3,30 +3,29 @@ anything is left to do.
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from pipeline.checkpoints.saved import find_checkpoints
 from pipeline.config_checks import shown, warn
 from pipeline.errors import ConfigError
+from pipeline.run_files import EVENTS, METRICS
 
 GOALS = ("steps", "max_minutes")  # how far to go
 MAY_CHANGE = (*GOALS, "run_dir")  # where the directory is now says who resumes it
 # What a run goes on with, but maybe not to the bit.
 VERSIONS = ("headway", "python", "torch")
+TAIL_BYTES = 1 << 20  # of a log, in which its last line is looked for
 _ABSENT = "nothing"
 
 
 def refuse_changed(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise ConfigError, naming the first field that differs, unless a run described by `now` may continue the one
-    whose config.json holds `stored`. Another Python, torch or Headway is warned of.
+    whose config.json holds `stored`. Versions may be others: `warn_of_versions`.
     """
     now = json.loads(json.dumps(now))  # tuples are lists there, and so on
-    for name in VERSIONS:
-        if stored.get(name) != now.get(name):
-            warn(
-                f"The run began with {name} {stored.get(name)} and goes on with {now.get(name)}: what follows may "
-                "differ in the last bits from what it would have been."
-            )
     ours = {name: value for name, value in now.items() if name not in VERSIONS}
     theirs = {name: value for name, value in stored.items() if name not in VERSIONS}
     for name, before, after in _differences(theirs, ours, ""):
@@ -48,6 +47,16 @@ def refuse_changed(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         )
 
 
+def warn_of_versions(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Of another Python, torch or Headway than the run began with."""
+    for name in VERSIONS:
+        if stored.get(name) != now.get(name):
+            warn(
+                f"The run began with {name} {stored.get(name)} and goes on with {now.get(name)}: what follows may "
+                "differ in the last bits from what it would have been."
+            )
+
+
 def nothing_left(*, steps: int, batches: int, is_saved: bool, is_measured: bool, status: str | None) -> bool:
     """Whether a run that has trained `batches` batches has done all of `steps`: nothing is to be made of what comes
     behind the last one, a checkpoint (is_saved), an evaluation that is due (is_measured) and an end in order (status,
@@ -56,6 +65,50 @@ def nothing_left(*, steps: int, batches: int, is_saved: bool, is_measured: bool,
     if batches != steps:
         return batches > steps
     return is_saved and is_measured and status in ("completed", "stopped")
+
+
+def batches_done(run_dir: Path | str) -> int:
+    """By metrics.jsonl. Raises ConfigError."""
+    path = Path(run_dir, METRICS)
+    done = last_line(path).get("step", 0)
+    if type(done) is not int:
+        raise ConfigError(f"{path} is damaged: its last line tells of no step; restore it.")
+    return done
+
+
+def looks_complete(run_dir: Path | str, steps: int, *, evaluates: bool) -> bool:
+    """Whether nothing is left of a run of `steps` batches, by the last lines of its logs alone. It may miss that where
+    the journal, which the trainer asks (`Resumption.is_complete`), knows of more. Raises ConfigError.
+    """
+    found, _ = find_checkpoints(run_dir)
+    status = last_line(Path(run_dir, EVENTS)).get("status")
+    return nothing_left(
+        steps=steps,
+        batches=batches_done(run_dir),
+        is_saved=bool(found) and found[0].version == last_line(Path(run_dir, METRICS)).get("model_step", 0),
+        is_measured=status == "completed" or not evaluates,  # a stop may have cut the last one short
+        status=status,
+    )
+
+
+def last_line(path: Path) -> dict[str, Any]:
+    """The last whole line of a log; empty when there is none. A line that breaks off ends what was written."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            lines = file.read().splitlines(keepends=True)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}; make it readable.") from error
+    for line in reversed(lines):
+        if line.endswith(b"\n"):
+            try:
+                found = json.loads(line)
+            except (ValueError, RecursionError):
+                raise ConfigError(f"{path} is damaged: its last line is no JSON; restore it.") from None
+            return found if isinstance(found, dict) else {}
+    return {}
 
 
 def _differences(before: Any, after: Any, name: str) -> Iterator[tuple[str, Any, Any]]:

@@ -67,8 +67,7 @@ def make_run_dir(run_dir: str, description: Mapping[str, Any]) -> Path:
         # "x": of two runs that choose the same directory at once, one is refused.
         with open(path / CONFIG, "x", encoding="utf-8") as file:
             try:
-                json.dump(description, file, indent=2)
-                file.write("\n")
+                file.write(json.dumps(description, indent=2) + "\n")  # at once: hardly a kill leaves a part of it
                 file.flush()
                 os.fsync(file.fileno())
             except OSError as error:  # a part of it would say that the directory holds a run
@@ -82,12 +81,29 @@ def make_run_dir(run_dir: str, description: Mapping[str, Any]) -> Path:
     return path
 
 
+def read_config(run_dir: Path | str) -> dict[str, Any]:
+    """What config.json of a run's directory holds. Raises ConfigError when it is none."""
+    path = Path(run_dir, CONFIG)
+    try:
+        record = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}; name the directory of a run.") from error
+    except (ValueError, RecursionError):
+        raise ConfigError(
+            f"{path} is no configuration of a run; name the directory of a run. If the one here was killed as it "
+            "began, nothing of it is to be kept: remove the directory, and begin it anew."
+        ) from None
+    if not isinstance(record, dict) or "config" not in record:
+        raise ConfigError(f"{path} is no configuration of a run; name the directory of a run.")
+    return record
+
+
 def record_changes(run_dir: Path, description: Mapping[str, Any]) -> None:
     """Put into config.json how far a resumed run is to go now, so that the next resume goes as far. The rest of
     `description` is as it was. To be called by whoever holds the run's lock. Raises ConfigError.
     """
     path, config = run_dir / CONFIG, description.get("config", {})
-    stored = json.loads(path.read_bytes())
+    stored = read_config(run_dir)
     changes = {name: config[name] for name in GOALS if name in config and config[name] != stored["config"].get(name)}
     if not changes:
         return
@@ -101,6 +117,15 @@ def record_changes(run_dir: Path, description: Mapping[str, Any]) -> None:
 def _not_made(path: Path, error: OSError) -> ConfigError:
     limit = refusal_in_words(error)
     return ConfigError(limit or f"The run directory {path} can't be made: {error.strerror}; name another one.")
+
+
+def refuse_other_place(resume: str | os.PathLike[str], run_dir: str | None) -> None:
+    """Raise ConfigError when a run is to go on in one directory, and was given another."""
+    if run_dir is not None and os.path.realpath(resume) != os.path.realpath(run_dir):
+        raise ConfigError(
+            f"resume is {resume}, and run_dir {run_dir}; a run goes on in its own directory: leave run_dir out, or, to "
+            "go on with a copy, resume that."
+        )
 
 
 def one_run_dir(run_dir: Any, checkpointing: Checkpointing) -> str | None:

@@ -27,7 +27,13 @@ from pipeline.make_spec import make_rules, make_spec
 from pipeline.model_digest import files_digest, weights_digest
 from pipeline.model_directory import ModelSource
 from pipeline.rollouts.rollout_engine import RolloutEngine
-from pipeline.run_directory import make_default_run_dir, make_run_dir, one_run_dir, record_changes
+from pipeline.run_directory import (
+    make_default_run_dir,
+    make_run_dir,
+    one_run_dir,
+    record_changes,
+    refuse_other_place,
+)
 from pipeline.run_files import EVALUATIONS, EVENTS, LOGS, METRICS, SAMPLES
 from pipeline.run_lock import RunLock
 from pipeline.run_spec import RunSpec
@@ -115,8 +121,8 @@ class AsyncTrainer:
 
         description: what config.json holds (default: this trainer's options). resume: the directory of an earlier run
         with the same options and rows, which goes on where it ended, whatever ended it; `steps` counts its batches,
-        too. Raises ConfigError before any process starts, and RunError, WorkerDied or TrajectoryError when the run
-        can't go on.
+        too, and run_dir is the same directory or left out. Raises ConfigError before any process starts, and RunError,
+        WorkerDied or TrajectoryError when the run can't go on.
         """
         rows = self._training_rows(rows)
         spec, rules = self._check(rows, steps)
@@ -130,6 +136,7 @@ class AsyncTrainer:
             "rows": {"number": len(rows), "digest": rows_digest(rows)},
         }
         if resume is not None:
+            refuse_other_place(resume, self.run_dir)
             directory = find_run(resume, description)
         elif self.run_dir is None:
             directory = make_default_run_dir(self.config.mode, time.localtime(), description)

@@ -25,6 +25,7 @@ from pipeline.config_checks import warn
 from pipeline.errors import ConfigError
 from pipeline.journal.journal_files import is_blank
 from pipeline.run_files import CHECKPOINTS, EVENTS, is_run_directory
+from pipeline.run_files import CONFIG as RUN_CONFIG
 from pipeline.synced_files import remove, sync_directory
 from workers.errors import CheckpointError
 from workers.model_files.tensor_files import OPTIMIZER, other_weights
@@ -147,7 +148,11 @@ def checkpoint_version(path: Path | str) -> int:
 
 
 def ended_in_start_up(run_dir: Path | str) -> bool:
-    """Whether a run ended before its first checkpoint, and decided nothing: it can go on from its own first weights."""
+    """Whether a run ended before its first checkpoint, and decided nothing: it can go on from its own first weights.
+    Its configuration was written then, and maybe more.
+    """
+    if not os.path.isfile(os.path.join(run_dir, RUN_CONFIG)):
+        return False
     found, broken = find_checkpoints(run_dir)
     return not found and not broken and is_blank(run_dir)
 

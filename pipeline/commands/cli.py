@@ -42,6 +42,16 @@ USAGE = """Usage: headway COMMAND …
   headway clean [RUN_DIR…]         remove what runs that were killed have left
   headway --version"""
 
+AUDIT_HELP = """Usage: headway audit RUN_DIR
+
+Prove from a run's events.jsonl that its bound held, that each group was trained once, and that every token is accounted
+for; exit code 1 when it finds something."""
+
+EXPORT_HELP = """Usage: headway export RUN_DIR OUT_DIR
+
+Write a run's newest checkpoint, or the one that is named (RUN_DIR/checkpoints/version-N), as a model directory that
+transformers loads. OUT_DIR is new, or empty."""
+
 COMMANDS = ("run", "eval", "data", "audit", "export", "clean", "--help", "--version")
 LATER = ("report", "top")
 
@@ -89,12 +99,18 @@ def _command(arguments: list[str]) -> int:
         case ["data", *rest]:
             return _data(rest)
         case ["audit", *rest]:
+            if {"--help", "-h"} & set(rest):
+                print(AUDIT_HELP)
+                return 0
             if len(rest) != 1 or rest[0].startswith("-"):
                 raise ConfigError("headway audit needs one run directory: headway audit RUN_DIR.")
             if not is_run_directory(rest[0]):
                 raise ConfigError(f"{rest[0]} holds no {EVENTS}; name the directory of a run.")
             return audit.main(os.path.join(rest[0], EVENTS))
         case ["export", *rest]:
+            if {"--help", "-h"} & set(rest):
+                print(EXPORT_HELP)
+                return 0
             if len(rest) != 2 or any(word.startswith("-") for word in rest):
                 raise ConfigError("headway export needs a run and a new directory: headway export RUN_DIR OUT_DIR.")
             print(export(*rest))
@@ -120,7 +136,7 @@ def _run(options: list[str]) -> int:
 
 def _resume(options: list[str]) -> int:
     resume = parse_resume(options)
-    if resume.nothing_to_do is not None:
+    if resume.looks_complete:  # then a job that is started again and again needs neither torch nor its data
         print(resume.nothing_to_do)
         return 0
     return _launch(resume.config, resume)

@@ -80,7 +80,7 @@ async def _train(
         asyncio.create_task(tell_endpoint(trainer.engine, lambda: trainer.run_directory, progress.tell)),
     ]
     if limit is not None:
-        beside.append(asyncio.create_task(_end_in_time(limit, signals, progress)))
+        beside.append(asyncio.create_task(_end_in_time(limit, config.max_minutes, signals, progress)))
     status = "failed"
     try:
         async with aclosing(_steps(trainer, config, workload, resume)) as steps:
@@ -96,8 +96,12 @@ async def _train(
         ignore_signals()
         for task in beside:
             task.cancel()
-        latest = trainer.evaluations[-1] if trainer.evaluations else None
-        progress.close(status, trainer.run_directory, latest, trainer.checkpoint, left_unsaved=trainer.left_unsaved)
+        if resume is not None and trainer.was_complete:
+            progress.end()
+            progress.tell(resume.nothing_to_do)
+        else:
+            latest = trainer.evaluations[-1] if trainer.evaluations else None
+            progress.close(status, trainer.run_directory, latest, trainer.checkpoint, left_unsaved=trainer.left_unsaved)
     if signals.received is not None:  # also when that was as the run ended
         return EXIT_CODES[signals.received]
     return 0
@@ -115,9 +119,9 @@ def _steps(trainer: AsyncTrainer, config: RunConfig, workload: Workload, resume:
     )
 
 
-async def _end_in_time(limit: TimeLimit, signals: Signals, progress: Progress) -> None:
+async def _end_in_time(limit: TimeLimit, minutes: float, signals: Signals, progress: Progress) -> None:
     await limit.over()
     if signals.received is None:
         with suppress(BrokenPipeError):  # of the reader that is gone a step's line tells
-            progress.tell("--max-minutes are nearly over: the run saves, and ends")
+            progress.tell(f"--max-minutes {minutes:g} are nearly over: the run saves, and ends")
         signals.end_in_order(signal.SIGTERM)

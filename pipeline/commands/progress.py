@@ -40,7 +40,7 @@ class _Console(Console):
 
 
 class Progress:
-    """Shows steps as they are trained. Writes to stdout only; `close` must be called."""
+    """Shows steps as they are trained. Writes to stdout only; `close`, or `end`, must be called."""
 
     def __init__(
         self,
@@ -123,9 +123,7 @@ class Progress:
         latest, None if there was none; checkpoint: where the weights were saved, None if they were not; left_unsaved:
         there were later ones, which went with the learner.
         """
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        self.end()
         if status == "failed" and run_dir is None:
             return  # refused before anything began: the error says it all
         seconds = self._clock() - self._began
@@ -166,6 +164,12 @@ class Progress:
             for name, purpose in FILES.items():
                 if (Path(run_dir) / name).exists():
                     self._print(f"  {name:<14} {purpose}")
+
+    def end(self) -> None:
+        """No live line from here on."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
 
     def _render(self) -> Text:
         # In a long wait its end is what counts: rather two lines than one that is cut.

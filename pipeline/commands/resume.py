@@ -1,11 +1,9 @@
 """`run.py --resume RUN_DIR`: which run goes on, by its own recipe, and what of that can't be."""
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from pipeline.checkpoints.saved import ended_in_start_up, find_checkpoints
 from pipeline.commands.arguments import Given, read_arguments
@@ -14,33 +12,31 @@ from pipeline.commands.options import LATER, OPTIONS
 from pipeline.commands.run_config import RunConfig
 from pipeline.commands.stored_config import read_run_config
 from pipeline.errors import ConfigError
-from pipeline.resume_check import GOALS, nothing_left
-from pipeline.run_files import EVENTS, METRICS, is_run_directory
+from pipeline.resume_check import GOALS, batches_done, looks_complete
+from pipeline.run_files import EVENTS, LOGS, is_run_directory
 from pipeline.run_lock import owner
 from shm.errors import HeadwayError
 from workers.machine.devices import resolve_devices
 
 OPTION = "resume"
-TAIL_BYTES = 1 << 20  # of a log, in which its last line is looked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
     """A run to go on with. config: its own, with what the user changes. started_in: the directory that it was started
-    in; None: not known. done: batches that it has trained so far. is_complete: nothing is left to train or to save.
+    in; None: not known. done: batches that it has trained so far. looks_complete: nothing is left to train or to save,
+    as far as its logs tell; the trainer, whose directory it is then, says so for good (`AsyncTrainer.was_complete`).
     """
 
     run_dir: Path
     config: RunConfig
     started_in: str | None
     done: int
-    is_complete: bool
+    looks_complete: bool
 
     @property
-    def nothing_to_do(self) -> str | None:
-        """Why there is nothing left to do, in a sentence; None: there is."""
-        if not self.is_complete:
-            return None
+    def nothing_to_do(self) -> str:
+        """What is said of a run that is complete."""
         return (
             f"nothing to do: {self.run_dir} has trained {self.done} steps, and {self.config.steps} are asked for; to "
             "train on, ask for more by --steps."
@@ -80,23 +76,13 @@ def parse_resume(arguments: Sequence[str]) -> Resume:
             "started; begin it anew in another directory."
         )
     _check_device(config, run_dir)
-    config = _changed(config, given)
-    step, status = last_line(path / METRICS), last_line(path / EVENTS).get("status")
-    done = step.get("step", 0)
-    if type(done) is not int:
-        raise ConfigError(f"{path / METRICS} is damaged: its last line tells of no step; restore it.")
+    config = _changed(config, given, path)
     return Resume(
         run_dir=path,
         config=config,
         started_in=started_in,
-        done=done,
-        is_complete=nothing_left(
-            steps=config.steps,
-            batches=done,
-            is_saved=bool(found) and found[0].version == step.get("model_step", 0),
-            is_measured=status == "completed" or config.eval_every is None,  # a stop may have cut the last one short
-            status=status,
-        ),
+        done=batches_done(path),
+        looks_complete=looks_complete(path, config.steps, evaluates=config.eval_every is not None),
     )
 
 
@@ -106,17 +92,23 @@ def _find_run(run_dir: str) -> Path:
         raise ConfigError(f"--resume is {run_dir}, but there is no such directory; name the directory of a run.")
     if not path.is_dir():
         raise ConfigError(f"--resume is {run_dir}, which is no directory; name the directory of a run.")
-    if not is_run_directory(path):
+    if not is_run_directory(path) and not ended_in_start_up(path):
+        if set(os.listdir(path)) <= {LOGS}:
+            raise ConfigError(
+                f"--resume is {run_dir}, which holds nothing yet, or a run that was killed as it began; begin it anew, "
+                f"with --run-dir {run_dir}."
+            )
         inside = next((parent for parent in path.absolute().parents[:2] if is_run_directory(parent)), None)
         hint = f"did you mean {inside}?" if inside is not None else "name the directory of a run."
         raise ConfigError(f"--resume is {run_dir}, which holds no run (no {EVENTS}); {hint}")
     return path
 
 
-def _changed(config: RunConfig, given: dict[str, Given]) -> RunConfig:
+def _changed(config: RunConfig, given: dict[str, Given], run_dir: Path) -> RunConfig:
+    """As the user changes it; the run is where it is now."""
     values = {OPTIONS[name].field: convert(OPTIONS[name], item) for name, item in given.items()}
     try:
-        return replace(config, **values)
+        return replace(config, run_dir=str(run_dir), **values)
     except HeadwayError as error:
         raise ConfigError(as_written(str(error), given)) from error
 
@@ -129,23 +121,3 @@ def _check_device(config: RunConfig, run_dir: str) -> None:
             f"{run_dir} computes on {config.device}, which can't be here: {error} Its device can't change; resume it "
             f"on such a machine, or begin another run from its weights with --init {run_dir}."
         ) from error
-
-
-def last_line(path: Path) -> dict[str, Any]:
-    """The last whole line of a log; empty when there is none. A line that breaks off ends what was written."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-            lines = file.read().splitlines(keepends=True)
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror}; make it readable.") from error
-    for line in reversed(lines):
-        if line.endswith(b"\n"):
-            try:
-                found = json.loads(line)
-            except (ValueError, RecursionError):
-                raise ConfigError(f"{path} is damaged: its last line is no JSON; restore it.") from None
-            return found if isinstance(found, dict) else {}
-    return {}

@@ -1,6 +1,9 @@
-"""What a run tells of itself in its config.json: the options that an evaluation of it takes over, and its workload."""
+"""What a run tells of itself in its config.json: the options that an evaluation of it takes over, and its workload.
 
-import json
+As much as there is: a run of a Python script, or of another version, has not all of them, and an evaluation may be told
+the rest. (`stored_config.py` takes all or nothing, for a resume.)
+"""
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -12,6 +15,7 @@ from pipeline.commands.workload_config import EnvironmentTable, WorkloadConfig
 from pipeline.config import Sampling
 from pipeline.errors import ConfigError
 from pipeline.model_directory import TOOL_FORMATS
+from pipeline.run_directory import read_config
 from pipeline.run_files import CONFIG
 from shm.layout import ELEMENT_BYTES
 
@@ -29,13 +33,10 @@ class RunRecord:
 
 def read_run(run_dir: Path) -> RunRecord:
     """Raises ConfigError when there is no configuration of a run."""
-    path = run_dir / CONFIG
+    path, values = run_dir / CONFIG, read_config(run_dir)
     try:
-        values = json.loads(path.read_bytes())
         owners = {part["class"]: part for part in _parts(values["config"])}
-    except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror}; make it readable.") from error
-    except (ValueError, LookupError, TypeError, RecursionError):
+    except (LookupError, TypeError, RecursionError):
         raise ConfigError(f"{path} is no configuration of a run; name another directory.") from None
     found = {}
     for name in OF_A_RUN:

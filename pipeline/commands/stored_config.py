@@ -1,6 +1,9 @@
-"""From a run's config.json back to the RunConfig that it was made with: the same values, of the same types."""
+"""From a run's config.json back to the RunConfig that it was made with: the same values, of the same types.
 
-import json
+All of it, or nothing: a resume must follow the whole recipe. (`run_record.py` takes what an evaluation can use, also
+from runs of Python scripts and of other versions.)
+"""
+
 import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -11,6 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from pipeline.commands.run_config import RunConfig
 from pipeline.config_checks import shown
 from pipeline.errors import ConfigError
+from pipeline.run_directory import read_config
 from pipeline.run_files import CONFIG
 from pipeline.version import VERSION
 from shm.errors import HeadwayError
@@ -27,15 +31,9 @@ def read_run_config(run_dir: Path) -> tuple[RunConfig, str | None]:
     now on on Python's search path, for its modules may lie there. Raises ConfigError when the run wasn't made by the
     command line of this version, or can't be made so any more.
     """
-    path = run_dir / CONFIG
-    try:
-        record = json.loads(path.read_bytes())
-        if not isinstance(record, dict) or not isinstance(record.get("config"), dict):
-            raise ValueError
-    except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror}; name the directory of a run.") from error
-    except (ValueError, RecursionError):
-        raise ConfigError(f"{path} is no configuration of a run; name the directory of a run.") from None
+    path, record = run_dir / CONFIG, read_config(run_dir)
+    if not isinstance(record["config"], dict):
+        raise ConfigError(f"{path} is no configuration of a run; name the directory of a run.")
     if record["config"].get("class") == "TrainerConfig":
         raise ConfigError(
             f"{run_dir} is a run of a Python script, which alone knows its environment and its rows; resume it there: "

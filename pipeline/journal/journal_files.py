@@ -16,7 +16,7 @@ from pipeline.errors import JournalError, RunError
 from pipeline.journal.frames import HEADER_BYTES, MAX_RECORD, FrameReader, events_at_start, frame, header
 from pipeline.journal.record_codec import pack_record, unpack_record
 from pipeline.journal.records import Record, events_of
-from pipeline.run_files import FIRST_JOURNAL_FILE, JOURNAL
+from pipeline.run_files import EVENTS, FIRST_JOURNAL_FILE, JOURNAL
 from pipeline.run_warnings import warn_of_run
 from pipeline.synced_files import sync_directory
 
@@ -159,9 +159,14 @@ def read(run_dir: str | os.PathLike[str], from_ordinal: int) -> Iterator[Record]
 
 
 def is_blank(run_dir: str | os.PathLike[str]) -> bool:
-    """Whether the journal has begun, and nothing was decided since the run did."""
+    """Whether nothing was decided since the run began: its journal has no record yet, or has not begun. A journal that
+    was lost is none: then the log, which begins after it, tells of something.
+    """
     directory = Path(run_dir) / JOURNAL
     paths = [path_of(directory, ordinal) for ordinal in _ordinals(directory)]
+    if not paths:
+        log = Path(run_dir) / EVENTS
+        return not log.exists() or log.stat().st_size == 0
     first = path_of(directory, FIRST_JOURNAL_FILE)
     return first in paths and all(path.stat().st_size <= HEADER_BYTES for path in paths)
 

@@ -9,16 +9,17 @@ from typing import Any
 
 from pipeline.checkpoints.saved import SavedCheckpoint, ended_in_start_up, find_checkpoints, require_checkpoints
 from pipeline.config_checks import warn
-from pipeline.errors import ConfigError, JournalError, RunError
+from pipeline.errors import JournalError, RunError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.journal.complete_log import complete_log
-from pipeline.journal.journal_files import path_of, read
+from pipeline.journal.journal_files import is_blank, path_of, read
 from pipeline.journal.log_state import LoggedMember, LogState
 from pipeline.journal.run_state import RunState
 from pipeline.json_lines import cut_torn_tail, read_lines
-from pipeline.resume_check import nothing_left, refuse_changed
+from pipeline.resume_check import nothing_left, refuse_changed, warn_of_versions
 from pipeline.rollouts.kept_members import KeptMembers, read_kept
-from pipeline.run_files import CONFIG, EVALUATIONS, FIRST_JOURNAL_FILE, JOURNAL, METRICS, SAMPLES, is_run_directory
+from pipeline.run_directory import read_config
+from pipeline.run_files import EVALUATIONS, FIRST_JOURNAL_FILE, JOURNAL, METRICS, SAMPLES
 from pipeline.schedule import Scheduler, ScheduleRules
 from pipeline.training.run_history import start_of
 from pipeline.trajectory import Trajectory
@@ -120,13 +121,10 @@ class Resumption:
 
 def find_run(path: str | os.PathLike[str], description: Mapping[str, Any]) -> Path:
     """The directory of a run that can go on as one of `description`. Raises ConfigError."""
-    if not (is_run_directory(path) and ended_in_start_up(path)):
+    if not ended_in_start_up(path):
         require_checkpoints(path)
-    config = Path(path, CONFIG)
-    try:
-        stored = json.loads(config.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{config} can't be read ({error}); without it the run can't go on.") from error
+    stored = read_config(path)
+    warn_of_versions(stored, description)
     refuse_changed(stored, description)
     saved, _ = find_checkpoints(path)
     if saved and "recipe" in (state := saved[0].state()):  # another one only if config.json was edited since
@@ -145,8 +143,9 @@ def read_resumption(run_dir: Path) -> Resumption:
     log = complete_log(run_dir, num_steps)
     saved, _ = find_checkpoints(run_dir)  # `find_run` has warned of others
     state, ordinal = start_of(saved[0] if saved else None)
-    for record in read(run_dir, ordinal):
-        state.apply(record)
+    if saved or not is_blank(run_dir):  # else there may be no journal yet
+        for record in read(run_dir, ordinal):
+            state.apply(record)
     if state.training is not None and state.training.record.step <= num_steps:
         state.finish_batch()
     num_begun = state.batches + (state.training is not None)

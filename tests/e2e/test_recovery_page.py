@@ -51,7 +51,7 @@ def test_the_shell_block(checkout, monkeypatch):
     run = RunFiles(checkout / "runs" / "night")
     done = len(run.lines("metrics.jsonl"))
     assert done >= 2 and run.events("end")[-1]["status"] == "stopped"
-    assert "--max-minutes are nearly over: the run saves, and ends" in out.splitlines()
+    assert "--max-minutes 480 are nearly over: the run saves, and ends" in out.splitlines()
     assert "to go on: python run.py --resume runs/night" in out.splitlines()
     versions = {event["version"] for event in run.events("published")}
     assert run.events("checkpoint")[-1]["version"] == max(versions, default=0)

@@ -92,7 +92,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_one_warning(model, tmp_
     newest, second = complete_checkpoints(run_dir)[:2]
     os.truncate(newest.path / "optimizer.safetensors", 1000)
     with pytest.warns(ConfigWarning) as warned:
-        assert resumed(make_trainer(model, tmp_path / "unused", **options), run_dir, 6) == [5, 6]
+        assert resumed(make_trainer(model, run_dir, **options), run_dir, 6) == [5, 6]
     (told,) = [str(one.message) for one in warned if "incomplete" in str(one.message)]
     assert f"version-{newest.version} is incomplete: its optimizer.safetensors has 1,000 bytes of" in told
     assert f"Version {second.version} is used in its place" in told
@@ -103,7 +103,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_one_warning(model, tmp_
     with pytest.warns(
         rl.RunWarning, match="is damaged: its model.safetensors is not what was saved. The learner goes on"
     ):
-        assert resumed(make_trainer(model, tmp_path / "unused", **options), run_dir, 7) == [7]
+        assert resumed(make_trainer(model, run_dir, **options), run_dir, 7) == [7]
     assert audit(run_dir) == 0
     trained = [group for event in events_of(run_dir, "batch") for group in event["groups"]]
     assert len(trained) == len({*trained}) == 7 * 4
@@ -120,7 +120,9 @@ def test_a_run_goes_on_only_as_it_began(model, tmp_path):
         (ROWS, {"checkpointing": rl.Checkpointing(keep=3)}, "Checkpointing.keep was 2"),
     ):
         with pytest.raises(rl.ConfigError, match=named):
-            resumed(make_trainer(model, tmp_path / "unused", **options), run_dir, 2, rows)
+            resumed(make_trainer(model, run_dir, **options), run_dir, 2, rows)
+    with pytest.raises(rl.ConfigError, match="resume is .*run, and run_dir .*other; a run goes on in its own dir"):
+        resumed(make_trainer(model, tmp_path / "other"), run_dir, 2)
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
 
 
@@ -163,7 +165,7 @@ def test_a_run_directory_belongs_to_one_run(model, tmp_path, monkeypatch):
 
     def resume(step):
         if step.n == 1:
-            second = make_trainer(model, tmp_path / "other")
+            second = make_trainer(model, tmp_path / "run")
             assert owner(tmp_path / "run") == os.getpid()
             with pytest.raises(rl.ConfigError, match=rf"belongs to a run that goes on \(process {os.getpid()}\)"):
                 next_step(second.run(ROWS, steps=3, resume=tmp_path / "run"))

@@ -1,7 +1,6 @@
 """Limits of the system: met on purpose where that is possible, and told in one sentence with need and have."""
 
 import errno
-import json
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import pipeline as rl
+from pipeline import run_directory
 from pipeline.commands import cli
 from pipeline.errors import ConfigError, RunError
 from pipeline.processes import system_limits
@@ -201,12 +201,18 @@ def test_threads_that_a_library_would_start_are_tried_first(monkeypatch):
 def test_a_run_directory_on_a_full_disk_holds_no_half_of_a_run(tmp_path, monkeypatch):
     """config.json alone would say that a run is there."""
 
-    def fill(description, file, **_):
-        file.write('{"half": ')
-        file.flush()
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def open_full(*arguments, **options):
+        file = open(*arguments, **options)
 
-    monkeypatch.setattr(json, "dump", fill)
+        def fill(text, write=file.write):
+            write(text[:1])
+            file.flush()
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        file.write = fill
+        return file
+
+    monkeypatch.setattr(run_directory, "open", open_full, raising=False)
     with pytest.raises(ConfigError) as caught:
         make_run_dir(str(tmp_path / "run"), {})
     assert not (tmp_path / "run" / "config.json").exists()

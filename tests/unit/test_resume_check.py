@@ -12,8 +12,11 @@ from pipeline.config_json import config_json
 from pipeline.dataset import rows_digest
 from pipeline.errors import ConfigError
 from pipeline.losses import CISPO, PPO
-from pipeline.resume_check import refuse_changed
+from pipeline.resume_check import refuse_changed, warn_of_versions
+from pipeline.run_directory import make_run_dir, refuse_other_place
 from pipeline.trainer_config import EngineConfig, TrainerConfig
+from pipeline.training.resumption import find_run
+from tests.complete_checkpoints import complete
 
 ROWS = [{"id": 1, "x": [1, 2]}, {"id": 2, "x": "é"}]
 
@@ -116,4 +119,37 @@ def test_true_is_not_1_and_1_is_not_1_0():
 @pytest.mark.parametrize("name", ["headway", "python", "torch"])
 def test_another_version_is_a_warning(name):
     with pytest.warns(ConfigWarning, match=f"began with {name} 0.0.1 and goes on with"):
+        warn_of_versions(stored() | {name: "0.0.1"}, describe())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         refuse_changed(stored() | {name: "0.0.1"}, describe())
+        warn_of_versions(stored(), describe())
+
+
+def test_a_changed_version_is_told_once(tmp_path):
+    """Though the recipe is compared with config.json and with what the checkpoint tells."""
+    make_run_dir(str(tmp_path / "run"), stored() | {"torch": "0.0.1"})
+    (tmp_path / "run" / "events.jsonl").touch()
+    checkpoint = tmp_path / "run" / "checkpoints" / "version-3"
+    checkpoint.mkdir(parents=True)
+    complete(checkpoint, recipe=json.dumps(describe() | {"torch": "0.0.2"}))
+    with pytest.warns(ConfigWarning) as caught:
+        assert find_run(tmp_path / "run", describe()) == tmp_path / "run"
+    (told,) = [str(warning.message) for warning in caught]
+    assert "began with torch 0.0.1 and goes on with" in told
+
+
+@pytest.mark.parametrize(("resume", "given"), [("a", "b"), ("a", "a/b"), ("./a/../b", "a")])
+def test_a_run_does_not_go_on_in_another_directory(tmp_path, monkeypatch, resume, given):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"resume is {resume}, and run_dir {given}; a run goes on in its own"):
+        refuse_other_place(resume, given)
+
+
+def test_its_own_directory_may_have_another_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "link").symlink_to("a")
+    for given in ("a", "./a/", str(tmp_path / "a"), "link", None):
+        refuse_other_place("a", given)
+        refuse_other_place(tmp_path / "a", given)

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import sys
+import warnings
 
 import pytest
 
@@ -13,8 +14,10 @@ from pipeline.commands.make_run_config import parse
 from pipeline.commands.resume import parse_resume
 from pipeline.errors import ConfigError
 from pipeline.journal.frames import header
+from pipeline.journal.run_state import RunState
 from pipeline.run_directory import make_run_dir, record_changes
 from pipeline.run_lock import RunLock
+from pipeline.training.resumption import find_run, read_resumption
 from tests.complete_checkpoints import complete
 
 STARTED_IN = "/somewhere/else"
@@ -56,8 +59,8 @@ def everything_in(path):
 def test_a_run_goes_on_by_its_own_recipe(here):
     config = make_run(here / "run", "--seed", "7")
     found = parse_resume(["--resume", "run"])
-    assert found.config == config
-    assert (str(found.run_dir), found.started_in, found.done, found.nothing_to_do) == ("run", STARTED_IN, 3, None)
+    assert found.config == dataclasses.replace(config, run_dir="run")
+    assert (str(found.run_dir), found.started_in, found.done, found.looks_complete) == ("run", STARTED_IN, 3, False)
     assert sys.path[-1] == STARTED_IN  # the run's modules may lie there
 
 
@@ -111,9 +114,77 @@ def test_what_ended_in_start_up_has_lost_nothing_and_goes_on(here):
     for ordinal in range(2):  # it was resumed once, and ended as early
         (here / "run" / "journal" / f"{ordinal:08d}.log").write_bytes(header(ordinal, 0))
     found = parse_resume(["--resume", "run"])
-    assert (found.config, found.done, found.nothing_to_do) == (config, 0, None)
+    config = dataclasses.replace(config, run_dir="run")
+    assert (found.config, found.done, found.looks_complete) == (config, 0, False)
     with open(here / "run" / "journal" / "00000001.log", "ab") as file:
         file.write(b"what it decided then")
+    assert "run holds no checkpoint to go on from" in refusal("--resume", "run")
+
+
+START_UP = ["a directory", "logs", "half config", "config", "lock", "journal", "events", "half header", "run event"]
+RUN_EVENT = {"t": 0.0, "event": "run", "version": 0, "group_size": 4, "on_stragglers": "truncate"}
+
+
+def start_up(path, last):
+    """What is there at each instant of a run's start, in its order, until its first checkpoint is whole."""
+    config = parse(["--steps", "5", "--run-dir", str(path)])
+    for instant in START_UP[: START_UP.index(last) + 1]:
+        match instant:
+            case "a directory":
+                path.mkdir()
+            case "logs":
+                (path / "logs").mkdir()
+            case "half config":
+                (path / "config.json").write_text(json.dumps(config.to_json(), indent=2)[:1000])
+            case "config":
+                (path / "config.json").unlink()
+                make_run_dir(str(path), config.to_json() | {"directory": STARTED_IN})
+            case "lock":
+                (path / "live.json").write_text('{"pid": 1}')
+            case "journal":
+                (path / "journal").mkdir()
+            case "events":
+                (path / "events.jsonl").touch()
+                (path / "metrics.jsonl").touch()
+            case "half header":
+                (path / "journal" / "00000000.log").write_bytes(header(0, 0)[:10])
+            case "run event":
+                (path / "journal" / "00000000.log").write_bytes(header(0, 0))
+                (path / "events.jsonl").write_text(json.dumps(RUN_EVENT) + "\n")
+                (path / "checkpoints" / ".tmp-version-0").mkdir(parents=True)
+    return config
+
+
+@pytest.mark.parametrize("last", START_UP[START_UP.index("config") :])
+def test_a_run_that_ended_at_any_instant_of_its_start_begins(here, last):
+    config = start_up(here / "run", last)
+    found = parse_resume(["--resume", "run"])
+    assert (found.config.steps, found.started_in, found.done, found.looks_complete) == (5, STARTED_IN, 0, False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert find_run(found.run_dir, config.to_json() | {"directory": STARTED_IN}) == found.run_dir
+        resumption = read_resumption(found.run_dir)
+    assert (resumption.state, resumption.saved_version) == (RunState(), None)
+
+
+@pytest.mark.parametrize(
+    ("last", "told"),
+    [
+        ("a directory", "killed as it began; begin it anew, with --run-dir run."),
+        ("logs", "killed as it began; begin it anew, with --run-dir run."),
+        ("half config", "killed as it began, nothing of it is to be kept: remove the directory, and begin it anew."),
+    ],
+)
+def test_of_one_that_ended_before_a_word_says_what_to_do(here, last, told):
+    start_up(here / "run", last)
+    assert told in refusal("--resume", "run")
+    if last != "half config":
+        make_run_dir("run", {"config": {}})  # as it says
+
+
+def test_a_lost_journal_is_no_run_that_never_began(here):
+    start_up(here / "run", "run event")
+    shutil.rmtree(here / "run" / "journal")
     assert "run holds no checkpoint to go on from" in refusal("--resume", "run")
 
 
@@ -154,7 +225,9 @@ def test_what_a_resume_changes_is_recorded_and_nothing_else(here):
     assert (after["config"].pop("steps"), after["config"].pop("max_minutes")) == (9, None)
     assert (before["config"].pop("steps"), before["config"].pop("max_minutes")) == (5, 30.0)
     assert after == before
-    assert parse_resume(["--resume", "run"]).config == dataclasses.replace(config, steps=9, max_minutes=None)
+    assert parse_resume(["--resume", "run"]).config == dataclasses.replace(
+        config, steps=9, max_minutes=None, run_dir="run"
+    )
     unchanged = everything_in(here)
     record_changes(here / "run", found.to_json())
     assert everything_in(here) == unchanged
@@ -213,7 +286,7 @@ def test_a_run_with_nothing_left_to_train_says_so_and_changes_nothing(here, caps
     make_run(here / "run", **run)
     before = everything_in(here)
     if not is_complete:
-        assert parse_resume(["--resume", "run", *steps]).nothing_to_do is None
+        assert parse_resume(["--resume", "run", *steps]).looks_complete is False
         return
     assert main(["run", "--resume", "run", *steps]) == 0
     output = capsys.readouterr()
@@ -227,7 +300,7 @@ def test_a_run_with_nothing_left_to_train_says_so_and_changes_nothing(here, caps
 
 def test_a_stop_in_the_last_evaluation_leaves_that_to_do(here):
     make_run(here / "run", "--eval-every", "2", done=5, end="stopped")
-    assert parse_resume(["--resume", "run"]).nothing_to_do is None
+    assert parse_resume(["--resume", "run"]).looks_complete is False
 
 
 def test_lines_that_break_off_do_not_count(here):
