@@ -107,15 +107,16 @@ class Resumption:
         left = set(range(self.log.group_size)) - self.state.outstanding[group].handed_over
         return {member: self.log.member(group, member) for member in left}
 
-    def unfinished_evaluation(self, evaluator: Evaluator) -> tuple[int, int] | None:
+    def unfinished_evaluation(self, evaluator: Evaluator, num_slots: int) -> tuple[int, int] | None:
         """(batches, version) of the one that was launched and has not ended: the latest that was due. It is none of
-        ours if it is due now.
+        ours if it is due now, or if the trajectories that go on need all slots: it failed, then, and had lost its own.
         """
         for batches in range(self.state.batches - 1, -1, -1):
             if evaluator.trajectories_per_row(batches, at_end=False):
                 version = self.versions.get(batches) if batches else 0  # None: its line of metrics.jsonl was lost
                 is_owed = batches not in self.measured and version is not None and version >= self.first_version
-                return (batches, version) if is_owed else None
+                has_slot = len(self.pinned_versions | {self.state.version, version}) <= num_slots
+                return (batches, version) if is_owed and has_slot else None
         return None
 
 

@@ -168,6 +168,7 @@ class TrainingRun:
                 if evaluations is not None and (unfinished := self._unfinished_evaluation()) is not None:
                     evaluations.launch_again(*unfinished)
                     self._checkpoints.evaluating(unfinished[1])
+                self._resumption.kept.clear()  # their tokens are the rollouts' by now: many, where rollouts are long
                 if (begun := self._recorder.state.training) is not None:
                     if evaluations is not None:
                         await self._launch(evaluations, saver)
@@ -300,7 +301,7 @@ class TrainingRun:
         """(batches, version) of the one that the earlier run had launched and not finished."""
         if self._resumption is None or self._evaluator is None:
             return None
-        return self._resumption.unfinished_evaluation(self._evaluator)
+        return self._resumption.unfinished_evaluation(self._evaluator, self._spec.num_slots)
 
     def _versions_needed(self) -> list[int]:
         """Those before the present one that somebody will sample under."""

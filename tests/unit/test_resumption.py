@@ -103,4 +103,14 @@ def test_a_batch_that_has_begun_is_one_of_the_steps(steps, is_complete):
 def test_an_evaluation_that_was_cut_off_is_made_of_its_own_version_or_not_at_all(versions, found):
     evaluator = Evaluator([{"number": 1}], every=2)
     resumption = Resumption(RunState(version=3, batches=4), LogState(), versions=versions)
-    assert resumption.unfinished_evaluation(evaluator) == found
+    assert resumption.unfinished_evaluation(evaluator, num_slots=3) == found
+
+
+@pytest.mark.parametrize(("num_slots", "has_slot"), [(3, True), (2, False)])
+def test_an_evaluation_is_made_again_if_there_is_a_slot_beside_those_of_trajectories_that_go_on(num_slots, has_slot):
+    """One that failed has given its slot back: under `keep` an update may have it, and old rollouts all the others."""
+    kept = {0: KeptMembers(running={0: RunningMember(SAVED, 2, {}), 1: RunningMember(SAVED, None, {})})}
+    versions = {1: 1, 2: 1, 3: 2, 4: 3}
+    resumption = Resumption(RunState(version=3, batches=4), LogState(), versions=versions, kept=kept)
+    found = resumption.unfinished_evaluation(Evaluator([{"number": 1}], every=2), num_slots)
+    assert found == ((2, 1) if has_slot else None)
