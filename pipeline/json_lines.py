@@ -30,7 +30,7 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, An
     try:
         with open(path, "rb") as lines:
             for number, line in enumerate(lines, 1):
-                record = _object_in(line)
+                record = object_in(line)
                 if record is None:
                     raise RunError(
                         f"Line {number} of {path} is damaged: {line!r:.80}. Put back a good copy of the file, or cut "
@@ -57,7 +57,7 @@ def cut_torn_tail(
             size = file.seek(0, os.SEEK_END)
             end = size
             while end:
-                record = _object_in(line := _line_before(file, end))
+                record = object_in(line := _line_before(file, end))
                 if record is not None and stays(record):
                     break
                 end -= len(line)
@@ -82,7 +82,8 @@ def _line_before(file: BinaryIO, end: int) -> bytes:
     return found[found.rfind(b"\n", 0, max(0, len(found) - 1)) + 1 :]
 
 
-def _object_in(line: bytes) -> dict[str, Any] | None:
+def object_in(line: bytes) -> dict[str, Any] | None:
+    """What a line holds; None: it is none of ours, or broken."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.checkpoints.saved import find_checkpoints
 from pipeline.config_checks import shown, warn
 from pipeline.errors import ConfigError
+from pipeline.json_lines import object_in
 from pipeline.run_files import EVENTS, METRICS
 
 GOALS = ("steps", "max_minutes")  # how far to go
@@ -92,7 +93,9 @@ def looks_complete(run_dir: Path | str, steps: int, *, evaluates: bool) -> bool:
 
 
 def last_line(path: Path) -> dict[str, Any]:
-    """The last whole line of a log; empty when there is none. A line that breaks off ends what was written."""
+    """The last whole line of a log; empty when there is none. What is broken behind it is cut off by the run
+    (`cut_torn_tail`): a power failure may leave the end of a line, too, whose beginning was lost.
+    """
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
@@ -101,14 +104,8 @@ def last_line(path: Path) -> dict[str, Any]:
         return {}
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}; make it readable.") from error
-    for line in reversed(lines):
-        if line.endswith(b"\n"):
-            try:
-                found = json.loads(line)
-            except (ValueError, RecursionError):
-                raise ConfigError(f"{path} is damaged: its last line is no JSON; restore it.") from None
-            return found if isinstance(found, dict) else {}
-    return {}
+    whole = (object_in(line) for line in reversed(lines) if line.endswith(b"\n"))
+    return next((found for found in whole if found is not None), {})
 
 
 def _differences(before: Any, after: Any, name: str) -> Iterator[tuple[str, Any, Any]]:

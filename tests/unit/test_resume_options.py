@@ -303,11 +303,17 @@ def test_a_stop_in_the_last_evaluation_leaves_that_to_do(here):
     assert parse_resume(["--resume", "run"]).looks_complete is False
 
 
-def test_lines_that_break_off_do_not_count(here):
-    make_run(here / "run", done=4)
-    with open(here / "run" / "metrics.jsonl", "a") as file:
-        file.write('{"step": 5, "model_st')
-    assert parse_resume(["--resume", "run"]).done == 4
+@pytest.mark.parametrize("log", ["metrics.jsonl", "events.jsonl"])
+@pytest.mark.parametrize(
+    "torn", [b'{"step": 5, "model_st', b"\0" * 64 + b"1.5}\n", b"\0" * 64], ids=["beginning", "end", "nothing"]
+)
+def test_what_a_death_left_torn_does_not_count(here, log, torn):
+    """The end of a line, too, whose beginning a power failure took: all of it is cut when the run goes on."""
+    make_run(here / "run", done=4, end="stopped")
+    with open(here / "run" / log, "ab") as file:
+        file.write(torn)
+    found = parse_resume(["--resume", "run", "--steps", "4"])
+    assert (found.done, found.looks_complete) == (4, True)
 
 
 def test_a_last_line_that_tells_of_no_step_is_damage(here):
