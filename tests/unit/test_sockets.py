@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 
 from workers.errors import ChannelError
-from workers.processes.sockets import LOCK, MAX_SOCKET_PATH, OURS, RUN_FILES, SocketDirectory, Swept, sweep, sweep_all
+from workers.processes.sockets import (
+    LOCK,
+    MAX_SOCKET_PATH,
+    OURS,
+    PREFIX,
+    RUN_FILES,
+    SocketDirectory,
+    Swept,
+    sweep,
+    sweep_all,
+)
 
 ROOT = Path(__file__).parent.parent.parent
 OWNER = (
@@ -140,9 +150,8 @@ def test_sweep_leaves_what_is_not_its_own(base):
 
 
 def test_directory_whose_maker_was_killed_before_its_lock_had_a_name_is_removed_when_old(base):
-    left, kept = os.path.join(base, "headway-left"), os.path.join(base, "headway-kept")
+    left, kept = (tempfile.mkdtemp(prefix=PREFIX, dir=base) for _ in range(2))
     for path in (left, kept):
-        os.mkdir(path)
         for name in ("lock.new", "try"):
             open(os.path.join(path, name), "x").close()
     open(os.path.join(kept, "results"), "x").close()  # no socket directory at all
@@ -151,7 +160,18 @@ def test_directory_whose_maker_was_killed_before_its_lock_had_a_name_is_removed_
     for path in (left, kept):
         os.utime(path, (0, 0))
     sweep(base)
-    assert os.listdir(base) == ["headway-kept"] and sorted(os.listdir(kept)) == ["lock.new", "results", "try"]
+    assert os.listdir(base) == [os.path.basename(kept)]
+    assert sorted(os.listdir(kept)) == ["lock.new", "results", "try"]
+
+
+@pytest.mark.parametrize(("name", "mode"), [("headway-results", 0o700), ("headway-results_", 0o755)])
+def test_an_empty_directory_that_others_have_called_so_stays_however_old(base, name, mode):
+    """One of ours has a name of just eight letters more, and a mode of its own."""
+    path = os.path.join(base, name)
+    os.mkdir(path)
+    os.chmod(path, mode)
+    os.utime(path, (0, 0))
+    assert sweep(base) == [] and os.path.isdir(path)
 
 
 def test_processes_of_a_killed_run_go_with_its_directory_and_those_of_others_stay(base, owner):

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -19,6 +20,7 @@ RUN_FILES = "HEADWAY_RUN_FILES"  # the environment variable by which processes k
 UNFINISHED_SECONDS = 60.0  # a directory still without a lock after this never gets one
 END_BY_THEMSELVES_SECONDS = 2.0  # what processes of a killed run get to do that in
 MAX_SOCKET_PATH = 100  # bytes; the kernel allows 107 for a Unix socket's path
+_MADE_NAME = re.compile(re.escape(PREFIX) + "[a-z0-9_]{8}")  # as mkdtemp draws it
 _LONGEST_NAMES = len(PREFIX) + 40  # the directory's and a socket's
 
 
@@ -144,9 +146,13 @@ def _holds(file: int, contents: bytes) -> bool:
 
 
 def _remove_if_old(path: str) -> None:
-    """A directory without a lock whose maker was killed before it made one. What holds anything else is not ours."""
+    """A directory without a lock whose maker was killed before it made one. What was made in another way than `_make`
+    does, or holds anything else, is not ours.
+    """
     with contextlib.suppress(OSError):
-        if time.time() - os.stat(path).st_mtime > UNFINISHED_SECONDS:
+        found = os.stat(path)
+        as_made = _MADE_NAME.fullmatch(os.path.basename(path)) and found.st_mode & 0o777 == 0o700
+        if as_made and time.time() - found.st_mtime > UNFINISHED_SECONDS:
             left = set(os.listdir(path))
             if left <= {LOCK + ".new", "try"}:
                 for name in left:
