@@ -318,7 +318,20 @@ class WorkerRow:
 
     def read(self) -> WorkerState:
         """pid 0 and incarnation -1 before the worker has introduced itself."""
-        pid, incarnation = self._ledger._read(self._start, 3, f"worker {self._index}")
+        return self._state(*self._ledger._read(self._start, 3, f"worker {self._index}"))
+
+    @property
+    def heartbeat_ns(self) -> int:
+        """Of the latest sign of life, whoever gave it; also where the record is torn, of a worker that was killed or
+        stopped while it introduced itself.
+        """
+        return self._words[self._start + 3]
+
+    def times_ns(self, now_ns: int) -> tuple[int, int, int]:
+        """Those of `WorkerState`, whoever booked them; likewise."""
+        return self._state(0, -1).times_ns(now_ns)
+
+    def _state(self, pid: int, incarnation: int) -> WorkerState:
         heartbeat_ns, activity, *rest = self._words[self._start + 3 : self._start + _WORKER_WORDS].tolist()
         return WorkerState(pid, incarnation, heartbeat_ns, _known(Activity, activity), *rest)
 

@@ -121,7 +121,7 @@ class ActivityBoard:
     def look(self) -> Look:
         """As it is now; an entry that changes meanwhile is left out."""
         beside = [self._read(_LOOP + (1 + number) * _ENTRY_WORDS) for number in range(self._words[_HIGH])]
-        return Look(self.row.read().heartbeat_ns, self._read(_LOOP), [entry for entry in beside if entry is not None])
+        return Look(self.row.heartbeat_ns, self._read(_LOOP), [entry for entry in beside if entry is not None])
 
     def _read(self, start: int) -> Entry | None:
         request, since_ns, method, thread = self._words[start : start + _ENTRY_WORDS].tolist()

@@ -44,12 +44,12 @@ class WorkerTimes:
     def __init__(self, rows: Mapping[str, WorkerRow], clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._rows = dict(rows)
         self._clock_ns = clock_ns
-        self._before = {name: row.read().times_ns(clock_ns()) for name, row in self._rows.items()}
+        self._before = {name: row.times_ns(clock_ns()) for name, row in self._rows.items()}
 
     def take(self) -> dict[str, float]:
         metrics = {}
         for name, row in self._rows.items():
-            now = row.read().times_ns(self._clock_ns())
+            now = row.times_ns(self._clock_ns())
             for state, new, old in zip(STATES, now, self._before[name], strict=True):
                 metrics[f"time/{name}_{state}_seconds"] = max(0, new - old) / 1e9
             self._before[name] = now

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pipeline.errors import RunError
 from pipeline.processes.active_run import ActiveRun
+from pipeline.processes.learner.learner_client import LEARNER_SECONDS
 from pipeline.training.overlap import MAX_PENDING
 from pipeline.training_rows import Rows
 from workers.messages import Published
@@ -59,7 +61,12 @@ class Updates:
         A chunk that fails ends the learner, and with it the run: no update follows.
         """
         while self._pending and (len(self._pending) >= MAX_PENDING or self._pending[0].done()):
-            await self._pending.popleft()
+            try:
+                await asyncio.wait_for(self._pending.popleft(), LEARNER_SECONDS)
+            except TimeoutError:
+                raise RunError(
+                    f"The learner has not answered for gradients of batch {batch} for {LEARNER_SECONDS:g} s."
+                ) from None
         future = await self._run.learner.forward_backward(batch, rows, zero_gradients=not self._chunks)
         self.submitted.append(rows)
         self._chunks.append((future, Counts.of(rows)))

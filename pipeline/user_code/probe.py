@@ -6,6 +6,7 @@ prints goes to stderr. So a mistake in it costs a second and no model is loaded,
 imported, it does elsewhere.
 """
 
+import contextlib
 import os
 import select
 import signal
@@ -24,7 +25,7 @@ from pipeline.user_code.source import EnvSource
 from shm.errors import HeadwayError
 from workers.import_path import search_path
 from workers.processes.keeper import KEEPER
-from workers.processes.process import KEEPER_END_SECONDS, ROOT, end_kept, start_kept
+from workers.processes.process import KEEPER_END_SECONDS, KILLED_SECONDS, ROOT, end_kept, start_kept
 
 MODULE = "pipeline.user_code.probe_process"
 TIMEOUT = 600.0  # seconds; rows of some puzzles take long to make
@@ -148,9 +149,10 @@ def _wait(process: subprocess.Popen, what: str, timeout: float) -> int | None:
         end_kept(process)
         poll.poll(1000 * KEEPER_END_SECONDS)
         os.killpg(process.pid, signal.SIGKILL)  # it isn't reaped yet, so that the number is still its session's
-        status = process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel can't end it yet: a dead disk
+            process.wait(KILLED_SECONDS)
         os.close(pidfd)
-    return status if ended else None
+    return process.returncode if ended else None
 
 
 def _read(file: int, what: str, status: int) -> Any:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -210,6 +211,38 @@ def test_a_death_of_which_the_kernel_counts_one_for_want_of_memory_says_so(worke
     worker.process.kill()
     assert worker.process.wait(SECONDS)
     assert worker.process.describe_end().startswith("was killed by SIGKILL, probably for want of memory: the kernel")
+
+
+def test_a_process_that_the_kernel_does_not_end_is_left_to_it(worker, monkeypatch):
+    """As one that waits for a dead disk: here nothing is sent to it."""
+    worker.exchange(until=Hello)
+    pid = worker.process.pid
+    for name in ("KEEPER_END_SECONDS", "KILLED_SECONDS"):
+        monkeypatch.setattr(process, name, 0.05)
+    with monkeypatch.context() as patch:
+        for name in ("kill", "_kill_group"):
+            patch.setattr(WorkerProcess, name, lambda self: None)
+        worker.process.close()
+        worker.process.close()
+    assert worker.process.sentinel == -1 and psutil.Process(pid).is_running()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_process_that_nobody_could_watch_is_not_left_behind(directory, monkeypatch, is_kept):
+    before, files = psutil.Process().children(), os.listdir("/proc/self/fd")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pidfd_open", refuse_descriptor)
+        with pytest.raises(OSError, match="Too many"):
+            WorkerProcess(
+                "pipeline.environments.process", f"ipc://{directory}/link", 0, f"{directory}/log", is_kept=is_kept
+            )
+    assert psutil.Process().children() == before and os.listdir("/proc/self/fd") == files
+
+
+def refuse_descriptor(pid):
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def test_start_from_a_side_thread_is_refused_in_one_sentence(directory):

@@ -6,6 +6,7 @@ from array import array
 import pytest
 
 from pipeline.processes.process_metrics import TimeAccount, WorkerTimes, memory_metrics
+from shm.errors import LedgerError
 from shm.ledger import Activity, Ledger, LedgerShape
 
 SHAPE = LedgerShape(num_slots=1, num_reservations=1, num_workers=2)
@@ -45,6 +46,18 @@ def ledger():
     ledger = Ledger(memoryview(array("q", [0] * (SHAPE.num_bytes // 8))).cast("B"), SHAPE)
     ledger.format(1)
     return ledger
+
+
+def test_times_are_told_of_a_worker_that_was_killed_in_the_middle_of_its_introduction(ledger):
+    now = [10**9]
+    row = ledger.worker(1)
+    row.introduce(5, 1)
+    times = WorkerTimes({"sampler-0": row}, clock_ns=lambda: now[0])
+    ledger._words[row._start] += 1  # its process id is that of the next one, the check word that of the one before
+    with pytest.raises(LedgerError):
+        row.read()
+    assert set(times.take()) == {f"time/sampler-0_{state}_seconds" for state in ("busy", "waiting", "idle")}
+    assert row.heartbeat_ns > 0
 
 
 def test_worker_times_are_differences_between_steps_and_add_up(ledger, monkeypatch):

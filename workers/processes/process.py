@@ -30,6 +30,7 @@ FRAME = "workers.worker_main"  # becomes a worker first, then imports the role's
 LAST_WORDS_LINES = 12
 KEEPER_UP_SECONDS = 10.0  # for a keeper to tell what it keeps, counted from when somebody asks
 KEEPER_END_SECONDS = keeper.END_SECONDS + 2.0  # for it to end that
+KILLED_SECONDS = 2.0  # for the kernel to end what SIGKILL was sent to
 
 
 class WorkerProcess:
@@ -75,7 +76,15 @@ class WorkerProcess:
             self.stacks.close()
             raise
         self._pid = -1 if is_kept else self._process.pid
-        self.sentinel = os.pidfd_open(self._process.pid)
+        self.sentinel = -1
+        try:
+            self.sentinel = os.pidfd_open(self._process.pid)
+        except BaseException:  # nobody could watch it
+            self._process.kill()
+            self._process.wait()
+            self._close_told()
+            self.stacks.close()
+            raise
 
     @property
     def pid(self) -> int:
@@ -108,20 +117,25 @@ class WorkerProcess:
         return True
 
     def close(self) -> None:
-        """Kill what is left, reap it, and close the sentinel. Idempotent."""
+        """Kill what is left, reap it, and close the sentinel. Idempotent. One that the kernel does not end within
+        seconds is left to it.
+        """
+        if self.sentinel < 0:
+            return
         self.kill()
         self._has_ended(KEEPER_END_SECONDS)
         self._reap()
         self._close_told()
         self.stacks.close()
-        if self.sentinel >= 0:
-            os.close(self.sentinel)
-            self.sentinel = -1
+        os.close(self.sentinel)
+        self.sentinel = -1
 
     def _reap(self) -> None:
         if self._process.returncode is not None:
             return
         self._kill_group()
+        if not self._has_ended(KILLED_SECONDS):
+            return  # the kernel can't end it yet (a dead disk, a driver that hangs): that is nobody's to wait for
         if self._process.wait() == -signal.SIGKILL and self._is_kept:
             end_marked(WORKER, self._endpoint)  # it may have been the keeper that somebody killed
 
