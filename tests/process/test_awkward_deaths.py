@@ -9,6 +9,7 @@ import pytest
 from running import audit, events_of, make_trainer
 
 import pipeline as rl
+from pipeline.processes.worker.run_workers import MODULES
 from pipeline.processes.worker.worker_handle import WorkerHandle
 from pipeline.tasks import guess
 from workers.errors import WorkerDied
@@ -52,11 +53,11 @@ def test_process_that_dies_while_the_sampler_still_starts_is_replaced(model, tmp
     assert audit(tmp_path / "run") == 0
 
 
-def test_sampler_that_dies_before_it_is_ready_ends_the_run(tmp_path, monkeypatch):
+def test_sampler_that_dies_before_it_is_ready_ends_the_run(model, tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.processes.worker.run_blocks.RunBlocks.sampler_config", lambda *_: {"threads": "none"})
-    with rl.Supervisor(device="cpu") as model:
-        with pytest.raises(WorkerDied, match="The sampler 0 stopped: "):
-            rl.run(make_trainer(model, tmp_path / "run"), ROWS, steps=1)
+    model._pool.handle("sampler", 0, MODULES["sampler"], 1).discard()
+    with pytest.raises(WorkerDied, match="The sampler 0 stopped: "):
+        rl.run(make_trainer(model, tmp_path / "run"), ROWS, steps=1)
     assert [event["status"] for event in events_of(tmp_path / "run", "end")] == ["failed"]
 
 

@@ -85,36 +85,38 @@ def test_all_samplers_killed_at_once_are_noticed_within_seconds_and_their_reques
     assert audit(tmp_path / "run") == 0
 
 
-@pytest.mark.parametrize("role", ["learner", "sampler", "environment"])
-def test_a_process_that_is_killed_before_it_serves_is_replaced(tmp_path, monkeypatch, role):
+def kill_at_hello(monkeypatch, role, times):
+    """The first processes of that role that are started from now on, so many of them."""
+    receive, killed = WorkerHandle._receive, []
+
+    def kill(handle, message):
+        if isinstance(message, Hello) and handle.role == role and len(killed) < times:
+            os.kill(handle.pid, signal.SIGKILL)
+            killed.append(handle.pid)
+        receive(handle, message)
+
+    monkeypatch.setattr(WorkerHandle, "_receive", kill)
+
+
+@pytest.mark.parametrize("started", [["learner"], ["sampler", "learner"], ["environment"]], ids=lambda roles: roles[0])
+def test_a_process_that_is_killed_before_it_serves_is_replaced(model, tmp_path, monkeypatch, started):
     """A sampler is then at its hello, while the learner still starts."""
-    receive = WorkerHandle._receive
-
-    def kill_at_hello(handle, message):
-        if isinstance(message, Hello) and handle.role == role and handle.incarnation == 0:
-            os.kill(handle.pid, signal.SIGKILL)
-        receive(handle, message)
-
-    monkeypatch.setattr(WorkerHandle, "_receive", kill_at_hello)
-    with rl.Supervisor(device="cpu") as model:
-        assert train(make_trainer(model, tmp_path / "run"), 1) == [1]
+    for handle in model._pool.handles:
+        if handle.role in started and handle.index == 0:
+            handle.discard()
+    kill_at_hello(monkeypatch, started[0], times=1)
+    assert train(make_trainer(model, tmp_path / "run"), 1) == [1]
     (restart,) = events_of(tmp_path / "run", "restart")
-    assert restart["worker"] == f"{role} 0" and "was killed by SIGKILL" in restart["cause"]
+    assert restart["worker"] == f"{started[0]} 0" and "was killed by SIGKILL" in restart["cause"]
 
 
-def test_a_process_that_is_killed_again_and_again_before_it_serves_ends_the_run(tmp_path, monkeypatch):
-    receive = WorkerHandle._receive
-
-    def kill_at_hello(handle, message):
-        if isinstance(message, Hello) and handle.role == "environment":
-            os.kill(handle.pid, signal.SIGKILL)
-        receive(handle, message)
-
-    monkeypatch.setattr(WorkerHandle, "_receive", kill_at_hello)
-    with rl.Supervisor(device="cpu", max_restarts=1) as model:
-        why = r"died 2 times within ten minutes, but max_restarts is 1; no call was in your code .* The last: The e"
-        with pytest.raises(rl.RunError, match=why):
-            train(make_trainer(model, tmp_path / "run"), 1)
+def test_a_process_that_is_killed_again_and_again_before_it_serves_ends_the_run(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(model, "max_restarts", 1)
+    model._pool.handle("environment", 0, MODULES["environment"], 1).discard()
+    kill_at_hello(monkeypatch, "environment", times=2)
+    why = r"died 2 times within ten minutes, but max_restarts is 1; no call was in your code .* The last: The e"
+    with pytest.raises(rl.RunError, match=why):
+        train(make_trainer(model, tmp_path / "run"), 1)
 
 
 def die_with_ready(monkeypatch, incarnation):
