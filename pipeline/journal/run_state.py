@@ -101,11 +101,17 @@ class RunState:
             self._note_final(result.group)
 
     def _note_final(self, group: int) -> None:
-        """The last result of it that has not been trained, if there is any, turns out to be its last of all."""
-        for results in (self.ready, self.training.groups if self.training is not None else []):
+        """The last result of it that has not been trained, if there is any, turns out to be its last of all: who comes
+        later gets no other. Who has been given it already gets the empty one, too, and must not find it changed.
+        """
+        for results in (self.ready, [] if self.training is None else self.training.groups):
             for index in reversed(range(len(results))):
                 if results[index].group == group:
-                    results[index] = replace(results[index], final=True)
+                    noted = [*results[:index], replace(results[index], final=True), *results[index + 1 :]]
+                    if results is self.ready:
+                        self.ready = noted
+                    else:
+                        self.training = replace(self.training, groups=noted)
                     return
 
     def _train(self, record: BatchRecord) -> None:

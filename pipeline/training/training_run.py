@@ -164,12 +164,13 @@ class TrainingRun:
                 await saver.save(may_fail=True)
             if self._resumption is not None:
                 counters.retries += self._log.started_again()
+                begun = self._recorder.state.training  # before the rest of a group of it may come
                 self._loop.intake.resume(self._resumption.kept)
                 if evaluations is not None and (unfinished := self._unfinished_evaluation()) is not None:
                     evaluations.launch_again(*unfinished)
                     self._checkpoints.evaluating(unfinished[1])
                 self._resumption.kept.clear()  # their tokens are the rollouts' by now: many, where rollouts are long
-                if (begun := self._recorder.state.training) is not None:
+                if begun is not None:
                     if evaluations is not None:
                         await self._launch(evaluations, saver)
                     step = await self._loop.take_again(begun, self._resumption.log.due)

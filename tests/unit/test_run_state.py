@@ -108,6 +108,22 @@ def test_an_empty_last_part_makes_the_part_before_it_the_last_that_a_resumed_run
     assert scheduler._blocked("ready").group is None and not received._untrained
 
 
+def test_who_has_a_part_already_gets_the_empty_last_part_behind_it():
+    """As a resumed run whose members it still lacks are all discarded: that part goes out before its batch is taken
+    again.
+    """
+    rules = ScheduleRules(
+        groups_per_step=1, group_size=SIZE, max_staleness=1, steps=9, num_rows=9, stale_policy="mask_span"
+    )
+    state = state_of(Admitted(0, 0, 0), Ready(result(0, [0, 2], final=False)), record(1, 0, [0], ((0, 2),)))
+    scheduler, begun, last = make_scheduler(rules, state), state.training, result(0, [])
+    state.apply(Ready(last))
+    for one in (*begun.groups, last):
+        scheduler.receive(one.group, one.members, one.final)
+    assert scheduler._blocked("ready").group is None
+    assert [one.final for one in state.training.groups] == [True]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
