@@ -13,6 +13,8 @@ CLAIMS = tuple(
     for kind in (b"\xdd", b"\xdf", b"\xdb", b"\xc6", b"\xc9")
     for size in (2**32 - 1, 70_000)
 )
+# Lists in lists, as deep as msgpack reads them and Python does not show them any more; and what JSON can't read.
+NESTS = (b"\x91" * 1010, b"\x91" * 800, b"[" * 50_000)
 INTEGERS = (0, 1, -1, 255, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, -(2**63))
 VALUES = (
     *(None, True, False, *INTEGERS, 2**64 - 1),
@@ -79,6 +81,11 @@ def _claim(draws: random.Random, data: bytearray, samples: Sequence[bytes]) -> N
     data[place : place + draws.choice((1, 5))] = claim * draws.choice((1, 1, 1, 50))
 
 
+def _nest(draws: random.Random, data: bytearray, samples: Sequence[bytes]) -> None:
+    place = draws.randrange(len(data) + 1)
+    data[place:place] = draws.choice(NESTS)
+
+
 def _set_integer(draws: random.Random, data: bytearray, samples: Sequence[bytes]) -> None:
     code, size = draws.choice((("<q", 8), ("<i", 4), (">i", 4), (">q", 8)))
     place = draws.randrange(len(data) + 1)
@@ -88,5 +95,5 @@ def _set_integer(draws: random.Random, data: bytearray, samples: Sequence[bytes]
 
 
 _CHANGES: tuple[Callable[[random.Random, bytearray, Sequence[bytes]], None], ...] = (
-    *(_flip_bit, _set_bytes, _cut, _double, _splice, _claim, _set_integer),
+    *(_flip_bit, _set_bytes, _cut, _double, _splice, _claim, _nest, _set_integer),
 )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from shm.errors import GateError
+from shm.errors import GateError, LedgerError
 from shm.ledger import Activity, State
 from shm.queue import QueueConsumer
 from shm.weights import DTYPES
@@ -160,8 +160,11 @@ class Learner:
         """Have `slot` hold the version it is at, as a learner before may have left it; returns how far the weights are
         from those that are there already, which are left alone: samplers may use them.
         """
-        found = self._ledger.slot(slot)
-        if (found.version, found.state) == (self._version, State.READY):
+        try:
+            found = self._ledger.slot(slot)
+        except LedgerError:  # it was killed while it wrote that record, so nobody has been told of the version
+            found = None
+        if found is not None and (found.version, found.state) == (self._version, State.READY):
             weights = self._untrained if self._trainee is None else self._trainee.flat
             return self._slots.difference(slot, weights)
         self._fill(slot)

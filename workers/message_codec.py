@@ -6,6 +6,7 @@ the worker at the other end, so a late message of a dead predecessor is told apa
 """
 
 from dataclasses import fields
+from reprlib import repr as shown  # of lists in lists, as deep as msgpack reads them, `repr` can't be had
 from types import UnionType
 from typing import Any, get_origin, get_type_hints
 
@@ -78,18 +79,20 @@ def decode(data: bytes) -> tuple[int, Message]:
     protocol, incarnation, kind, *content = values
     if protocol != PROTOCOL:
         raise MessageError(
-            f"A message speaks protocol {protocol!r}, this process speaks {PROTOCOL}: two versions of "
+            f"A message speaks protocol {shown(protocol)}, this process speaks {PROTOCOL}: two versions of "
             "Headway run together."
         )
     cls = KINDS.get(kind) if isinstance(kind, int) else None
     if cls is None or not isinstance(incarnation, int):
-        raise MessageError(f"A message is of kind {kind!r} and incarnation {incarnation!r}; there is no such kind.")
+        raise MessageError(
+            f"A message is of kind {shown(kind)} and incarnation {shown(incarnation)}; there is no such kind."
+        )
     checks = _CHECKS[cls]
     if len(content) != len(checks):
         raise MessageError(f"A {cls.__name__} message has {len(content)} fields, not {len(checks)}.")
     for index, (name, wanted) in enumerate(checks):
         if not isinstance(content[index], wanted):
-            raise MessageError(f"{cls.__name__}.{name} is {content[index]!r:.60}, which is of the wrong type.")
+            raise MessageError(f"{cls.__name__}.{name} is {shown(content[index])}, which is of the wrong type.")
         record = _RECORDS.get((cls, name))
         if record is not None:
             content[index] = [_as_record(record, item) for item in content[index]]
@@ -99,9 +102,11 @@ def decode(data: bytes) -> tuple[int, Message]:
 def _as_record(record: type, item: Any) -> Any:
     """A named tuple of `item`. Raises MessageError unless it is a list with the right number and types of fields."""
     if not isinstance(item, list) or len(item) != len(record._fields):
-        raise MessageError(f"A {record.__name__} record is {item!r:.80}, not an array of {len(record._fields)} fields.")
+        raise MessageError(
+            f"A {record.__name__} record is {shown(item)}, not an array of {len(record._fields)} fields."
+        )
     if not all(map(isinstance, item, _RECORD_TYPES[record])):
-        raise MessageError(f"A {record.__name__} record is {item!r:.200}, with a field of the wrong type.")
+        raise MessageError(f"A {record.__name__} record is {shown(item)}, with a field of the wrong type.")
     if record is EnvironmentReply:
         item[2] = [_as_record(ToolRecord, tool) for tool in item[2]]
     return record(*item)

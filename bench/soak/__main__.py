@@ -134,7 +134,11 @@ def audit_findings(run_dir: Path) -> list[str]:
     """What `headway audit` says against the run, by the audit's file alone."""
     command = [sys.executable, "-P", str(ROOT / "pipeline" / "audit.py"), str(run_dir / "events.jsonl")]
     done = subprocess.run(command, cwd=run_dir, capture_output=True, text=True, timeout=120)
-    return [] if done.returncode == 0 else [f"headway audit: {line}" for line in done.stdout.splitlines()[2:]]
+    if done.returncode == 0:
+        return []
+    # Of an audit that broke down there is nothing but a trace.
+    lines = done.stdout.splitlines()[2:] or [f"it ended with {done.returncode}: {done.stderr[-500:]}"]
+    return [f"headway audit: {line}" for line in lines]
 
 
 def summary(plan: Plan, runs: list[dict[str, Any]], calm: dict[str, Any] | None) -> dict[str, Any]:

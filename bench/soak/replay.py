@@ -27,10 +27,16 @@ class Replay:
         self._trained: Counter[int] = Counter()  # rows
         self._tokens: Counter[str] = Counter()
         self._batches: list[dict[str, Any]] = []
+        self._reward_means: list[float] = []  # of each batch
         self._versions = [0]
         self._last: dict[str, Any] = {}
         for event in self._lines(run_dir / "events.jsonl"):
-            self._replay(event)
+            try:
+                self._replay(event)
+            except (LookupError, TypeError, ValueError) as error:
+                self.violations.append(
+                    f"{type(error).__name__} ({error}), as of something that was never told, at {event}"
+                )
         self._check_end(num_rows)
         self._check_metrics(self._lines(run_dir / "metrics.jsonl"))
         self._check_ledger(self._lines(ledger))
@@ -65,6 +71,8 @@ class Replay:
                 self._attempt[name].append((event["version"], event["tokens"]))
                 self._tokens["generated"] += event["tokens"]
             case "trajectory":
+                told = sum(tokens for _, tokens in self._attempt[name])
+                self._need(told == event["tokens"], f"{told} tokens were generated: {event}")
                 self._reward[name] = (event["tokens"], event["reward"])
             case "retry" | "discarded":
                 lost = sum(tokens for _, tokens in self._attempt.pop(name, []))
@@ -82,16 +90,21 @@ class Replay:
         self._batches.append(event)
         self._need(event["step"] == len(self._batches), f"not the next batch: {event}")
         self._need(event["version"] == self._versions[-1], f"trained at another version: {event}")
-        tokens = 0
+        tokens, ages, rewards = 0, [], []
         for group in event["groups"]:
             self._trained[self._row[group]] += 1
             for member in range(self._group_size):
-                attempt = self._attempt.pop(f"{group}.{member}", None)
-                self._need(bool(attempt), f"trajectory {group}.{member} is trained without a token: {event}")
+                name = f"{group}.{member}"
+                attempt = self._attempt.pop(name, None)
+                self._need(bool(attempt), f"trajectory {name} is trained without a token: {event}")
+                rewards.append(self._reward[name][1])
                 for version, count in attempt or []:
                     tokens += count
                     age = event["version"] - version
-                    self._need(0 <= age <= self._bound, f"a segment of {group}.{member} is {age} updates old: {event}")
+                    self._need(0 <= age <= self._bound, f"a segment of {name} is {age} updates old: {event}")
+                    ages += [age] if count else []
+        self._need([min(ages), max(ages)] == [event["age_min"], event["age_max"]], f"its ages are {ages}: {event}")
+        self._reward_means.append(sum(rewards) / len(rewards))
         self._need(tokens == event["tokens"], f"{tokens} tokens were generated for {event}")
         self._tokens["trained"] += tokens
 
@@ -117,6 +130,11 @@ class Replay:
             self._need(line["model_step"] == version, f"metrics.jsonl says {line['model_step']} of {batch}")
             told = line["train/generated_tokens"]
             self._need(told == batch["tokens"], f"metrics.jsonl counts {told} tokens of {batch}")
+        for line, mean in zip(lines, self._reward_means, strict=False):
+            told = line["reward/mean"]
+            self._need(
+                abs(told - mean) < 1e-9, f"metrics.jsonl says that step {line['step']} is worth {told}, not {mean}"
+            )
 
     def _check_ledger(self, lines: list[dict[str, Any]]) -> None:
         """What was trained is what the environment itself rewarded."""
@@ -126,6 +144,6 @@ class Replay:
         self.counts["rewards_given"] = len(lines)
         for name, found in self._reward.items():
             group, member = map(int, name.split("."))
-            known = rewarded[self._row_id[group], member]
+            known = rewarded[self._row_id.get(group), member]
             self._need(found in known, f"trajectory {name} has tokens and reward {found}, its environment gave {known}")
         self._need(NUM_TURNS * len(self._reward) <= self.counts["segment"], "there are turns without a segment")

@@ -226,7 +226,8 @@ class ActiveRun:
             self._hosts.discard_those_at_work()
             # One that nobody speaks to replays what nobody waits for.
             await self.workers.learner.end_run(at_once or self.learner.is_away)
-            self.workers.discard_unready()  # a new process in a dead one's place
+            # A new process in a dead one's place: its Ready would be taken for one to the next run's start message.
+            self.workers.discard_unready()
         except BaseException:  # cut short, as by a loop that is being closed: who has not let go of the memory, goes
             for handle in self._pool.handles:
                 handle.discard()

@@ -76,6 +76,33 @@ def test_run_that_was_cancelled_in_its_start_does_not_reach_into_the_next(model,
     assert audit(tmp_path / "next") == 0
 
 
+def test_a_successor_that_comes_up_when_its_run_is_over_does_not_reach_into_the_next(model, tmp_path, monkeypatch):
+    """A sampler is killed, and its successor is halted as it begins to read the start message. Then the run ends."""
+    receive, halted = WorkerHandle._receive, []
+    handle = model._pool.handle("sampler", 0, MODULES["sampler"], 1)
+
+    def halt_at_hello(of, message):
+        receive(of, message)
+        if isinstance(message, Hello) and of is handle:
+            os.kill(of.pid, signal.SIGSTOP)
+            halted.append(of.pid)
+
+    async def leave_after_a_death():
+        steps = make_trainer(model, tmp_path / "left").run(ROWS, steps=20)
+        await anext(steps)
+        monkeypatch.setattr(WorkerHandle, "_receive", halt_at_hello)
+        os.kill(handle.pid, signal.SIGKILL)
+        while not halted:
+            await asyncio.sleep(0.01)
+        await steps.aclose()
+
+    asyncio.run(asyncio.wait_for(leave_after_a_death(), SECONDS))
+    monkeypatch.undo()
+    assert not handle.started
+    assert len(rl.run(make_trainer(model, tmp_path / "next"), ROWS, steps=2)) == 2
+    assert audit(tmp_path / "next") == 0
+
+
 def test_two_runs_at_once_on_one_supervisor_are_refused(model, tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.supervisor.EARLIER_RUN_SECONDS", 0.5)
 

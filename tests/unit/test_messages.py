@@ -172,3 +172,14 @@ def test_a_message_with_one_byte_changed_raises_nothing_else(message, data):
     packed = bytearray(encode(message, 1))
     packed[data.draw(st.integers(0, len(packed) - 1))] = data.draw(st.integers(0, 255))
     decodes_or_refuses(bytes(packed))
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_lists_in_lists_as_deep_as_they_are_read_are_refused_in_words(place):
+    """Deeper than Python can show them."""
+    deep = b"\x91" * 1000 + b"\xc0"
+    parts = [bytes([PROTOCOL]), b"\x01", b"\x1f", b"\x91" + deep]  # EnvironmentReplies
+    data = bytes([0x90 + max(4, place + 1)]) + b"".join([*parts[:place], deep, *parts[place + 1 :]])
+    with pytest.raises(MessageError) as refused:
+        decode(data)
+    assert len(str(refused.value)) < 500

@@ -6,6 +6,7 @@ from itertools import islice
 
 import pytest
 
+from bench.soak.__main__ import audit_findings
 from bench.soak.errands import write_rows
 from bench.soak.memory import MemoryLog
 from bench.soak.processes import Seen, Use, role_of
@@ -63,7 +64,7 @@ def played(rows=4):
             add("trajectory", **name, tokens=tokens, reward=0.5)
         add("ready", group=group)
         total = sum(line["tokens"] for line in ledger[-2:])
-        add("batch", step=group + 1, version=group, groups=[group], tokens=total, updated=True)
+        add("batch", step=group + 1, version=group, groups=[group], tokens=total, updated=True, age_min=0, age_max=0)
         add("optim", step=group + 1)
         add("published", version=group + 1)
     add("end", status="completed")
@@ -72,7 +73,8 @@ def played(rows=4):
 
 def metrics_of(events):
     batches = [event for event in events if event["event"] == "batch"]
-    return [{"step": b["step"], "model_step": b["version"] + 1, "train/generated_tokens": b["tokens"]} for b in batches]
+    told = [{"step": b["step"], "model_step": b["version"] + 1, "train/generated_tokens": b["tokens"]} for b in batches]
+    return [line | {"reward/mean": 0.5} for line in told]
 
 
 def replay(directory, events, ledger, metrics=None, rows=4):
@@ -126,6 +128,22 @@ def lose_a_retry(events, ledger):
     del events[find(events, "retry")]
 
 
+def never_admit(events, ledger):
+    del events[find(events, "admitted", 2)]
+
+
+def tell_tokens_otherwise(events, ledger):
+    """In the event and in the environment's ledger alike."""
+    events[find(events, "trajectory", 1)]["tokens"] += 1
+    ledger[1]["tokens"] += 1
+
+
+def make_it_look_younger(events, ledger):
+    for number in range(len(events)):
+        if events[number]["event"] in ("segment", "started") and events[number]["group"] == 3:
+            events[number]["version"] = 2
+
+
 def reward_otherwise(events, ledger):
     events[find(events, "trajectory", 2)]["reward"] = 0.75
 
@@ -155,6 +173,9 @@ def stop_early(events, ledger):
         (lose_a_segment, "tokens were generated"),
         (train_what_is_too_old, "updates old"),
         (drop_a_batch, "not the next batch"),
+        (never_admit, "never told"),
+        (tell_tokens_otherwise, "tokens were generated"),
+        (make_it_look_younger, "its ages are"),
         (lose_a_retry, "started while it ran"),
         (reward_otherwise, "its environment gave"),
         (forget_the_ledger, "its environment gave"),
@@ -172,8 +193,14 @@ def test_replay_finds_what_is_wrong(tmp_path, spoil, sentence):
 def test_replay_compares_the_metrics(tmp_path):
     events, ledger = played()
     lines = metrics_of(events)
-    for wrong in (lines[:-1], [*lines[:2], *lines[1:]], [lines[0] | {"train/generated_tokens": 1}, *lines[1:]]):
+    spoiled = [[lines[0] | {key: 1}, *lines[1:]] for key in ("train/generated_tokens", "reward/mean")]
+    for wrong in (lines[:-1], [*lines[:2], *lines[1:]], *spoiled):
         assert any("metrics.jsonl" in one for one in replay(tmp_path, events, ledger, wrong).violations)
+
+
+def test_an_audit_that_breaks_down_is_a_finding(tmp_path):
+    (findings,) = audit_findings(tmp_path)  # there is no log
+    assert "ended with 1" in findings and "FileNotFoundError" in findings
 
 
 def test_rows_differ_by_their_ids(tmp_path):

@@ -27,7 +27,7 @@ from workers.processes.sockets import (
 ROOT = Path(__file__).parent.parent.parent
 OWNER = (
     "import sys, time; from workers.processes.sockets import SocketDirectory; "
-    "d = SocketDirectory(); print(d.path, flush=True)"
+    "d = SocketDirectory(); print(d.path, d.mark, flush=True)"
 )
 
 
@@ -44,17 +44,18 @@ def owner(base):
     """owner(): another process that made its directory here and waits; returns (process, the directory)."""
     started = []
 
-    def start():
+    def start(place=base):
         process = subprocess.Popen(
             [sys.executable, "-c", OWNER + "\nsys.stdin.read()"],
             cwd=ROOT,
-            env=os.environ | {"TMPDIR": base},
+            env=os.environ | {"TMPDIR": place},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
         started.append(process)
-        return process, process.stdout.readline().strip()
+        path, process.mark = process.stdout.readline().split()
+        return process, path
 
     yield start
     for process in started:
@@ -190,6 +191,23 @@ def test_processes_of_a_killed_run_go_with_its_directory_and_those_of_others_sta
         for one in others:
             one.kill()
             one.wait()
+
+
+def test_processes_of_a_killed_run_are_found_by_whatever_link_leads_to_its_directory(base, owner):
+    os.mkdir(os.path.join(base, "place"))
+    for link in ("one", "other"):
+        os.symlink("place", os.path.join(base, link))
+    killed, left = owner(os.path.join(base, "one"))
+    marked = subprocess.Popen(["/bin/sleep", "1000"], env={RUN_FILES: killed.mark}, start_new_session=True)
+    try:
+        killed.kill()
+        killed.wait()
+        (swept,) = sweep(os.path.join(base, "other"))
+        assert swept.num_processes == 1 and not os.path.exists(left)
+        assert marked.wait(60) == -signal.SIGKILL
+    finally:
+        marked.kill()
+        marked.wait()
 
 
 def test_what_is_left_of_its_processes_goes_when_a_directory_is_closed(base):

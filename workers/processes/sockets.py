@@ -33,12 +33,14 @@ class Swept(NamedTuple):
 
 class SocketDirectory:
     """A short `0700` directory, one per supervisor. Its owner holds a lock on it that dies with the process. Raises
-    ChannelError when there is no place for one.
+    ChannelError when there is no place for one. `mark` is what its processes have in RUN_FILES: the same by
+    whatever links a sweep comes to the directory.
     """
 
     def __init__(self) -> None:
         sweep_all()
         self.path, self._lock = _make_somewhere()
+        self.mark = os.path.realpath(self.path)
 
     def endpoint(self, name: str) -> str:
         return f"ipc://{self.path}/{name}"
@@ -46,7 +48,7 @@ class SocketDirectory:
     def close(self) -> None:
         """Remove the directory, after ending what is left of its processes. Idempotent."""
         if self._lock >= 0:
-            end_marked(RUN_FILES, self.path)
+            end_marked(RUN_FILES, self.mark)
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
             self._lock = -1
@@ -93,7 +95,7 @@ def sweep(base: str) -> list[Swept]:
             continue  # its owner is alive; or, on a file system without locks, nobody knows
         else:
             if _holds(lock, OURS):
-                left = end_marked(RUN_FILES, entry.path, END_BY_THEMSELVES_SECONDS)
+                left = end_marked(RUN_FILES, os.path.realpath(entry.path), END_BY_THEMSELVES_SECONDS)
                 shutil.rmtree(entry.path, ignore_errors=True)
                 removed.append(Swept(entry.path, len(left)))
         finally:

@@ -41,13 +41,16 @@ class StackMemory:
         return self._memory < 0
 
     def ask(self, pid: int) -> bool:
-        """False: the process has no handler (not yet), and would die of the signal."""
+        """False: the process has no handler (not yet), and would die of the signal; or it has just ended."""
         os.ftruncate(self._memory, 0)
         self._asked = time.monotonic()
         self._seen = (0, self._asked)
         if not catches(pid, SIGNAL):
             return False
-        os.kill(pid, SIGNAL)
+        try:
+            os.kill(pid, SIGNAL)
+        except OSError:  # its keeper reaps it at any time; one that was stopped has enough signals waiting
+            return False
         return True
 
     def write_own(self) -> None:

@@ -111,6 +111,8 @@ class RunLearner:
 
     async def _restart(self) -> None:
         """One in a dead one's place."""
+        if not self._blocks.slots_outlive_learner:  # holds that were given back since it died
+            self._slots.forget_unheld()
         committed, slots_of = self._slots.committed, self._slots.held
         if self.client.published is not None:  # it may be known here and not yet have been told there
             committed = max(committed, self.client.published[0])

@@ -61,8 +61,9 @@ class RunSamplers:
         self._weights_there.clear()
         lost = WorkerDied("The weights that it computed with went with the learner that died.")
         for client, handle in zip(self.clients, self._workers.samplers, strict=True):
+            serves = client.is_connected  # and not: says that it is ready, which its starter has yet to hear
             client.disconnect()
-            if handle.ready:
+            if serves:
                 handle.discard()
                 self._spawn_task(self._restart(client.index, lost, is_accident=False))
             else:

@@ -114,6 +114,11 @@ class SamplerClient:
         self._flush_due = False
 
     @property
+    def is_connected(self) -> bool:
+        """Whether there is a sampler to speak to."""
+        return self._send is not None
+
+    @property
     def num_waiting(self) -> int:
         """Requests of training that are asked for and not yet with the sampler; evaluations count nowhere."""
         return sum(request.group >= 0 and not request.future.done() for *_, request in self._waiting)

@@ -93,7 +93,7 @@ class WorkerHandle:
         endpoint = sockets.endpoint(f"{self.role}-{self.index}.{self.incarnation}")
         self._link = SupervisorLink(context, endpoint, self.incarnation, self.name)
         threads = str(self._threads)
-        variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, RUN_FILES: sockets.path}
+        variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, RUN_FILES: sockets.mark}
         self._process = WorkerProcess(
             self._module,
             endpoint,
