@@ -147,12 +147,16 @@ class Rollouts:
         loop = running.loops[member]
         if loop.doing.cause == "sampling":
             ends_by = running.sampler.whereabouts(running.group, member)
-        elif self._run.endpoint is not None:
-            ends_by = f"ended by idle_timeout = {self._run.endpoint.idle_timeout:g} s at the latest"
-        elif loop.environment.waits_for_process:
+        elif self._run.endpoint is None and loop.environment.waits_for_process:
             ends_by = "its environment process is being replaced"
         else:
-            ends_by = f"ended by environment_timeout = {self._config.environment_timeout:g} s at the latest"
+            bounds = {"environment_timeout": self._config.environment_timeout}
+            if self._run.endpoint is not None:
+                bounds = {"idle_timeout": self._run.endpoint.idle_timeout}
+            if running.is_timed(member):
+                bounds = {"trajectory_timeout": self._config.trajectory_timeout} | bounds
+            told = ", or ".join(f"{name} = {seconds:g} s" for name, seconds in bounds.items())
+            ends_by = f"ended by {told} at the latest"
         return Held(f"{running.group}.{member}", loop.doing.cause, loop.doing.told(ends_by), running.group)
 
     def saved(self) -> list[bytes]:

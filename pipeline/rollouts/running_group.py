@@ -116,6 +116,10 @@ class RunningGroup:
         if timeout is not None:
             self._clocks[member] = asyncio.get_running_loop().call_later(timeout, self._expire, member)
 
+    def is_timed(self, member: int) -> bool:
+        """Whether its time runs, and is what will stop it if nothing else does."""
+        return member in self._clocks and self.loops[member].stopped_by is None
+
     def close(self, member: int) -> None:
         """The attempt is over; it may have made no request."""
         if member in self.requests:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pipeline.config_checks import ConfigWarning
-from pipeline.errors import RunError
+from pipeline.errors import JournalError, RunError
 from pipeline.journal.journal_files import Journal
 from pipeline.journal.records import BatchRecord
 from pipeline.training.resumption import read_resumption
@@ -49,6 +49,13 @@ def test_lines_that_were_lost_before_are_told_of(run_dir):
     write_metrics(run_dir, [1])
     with pytest.warns(ConfigWarning, match="lacks the lines of 2 batches, from 2 to 3: they were trained"):
         assert read_resumption(run_dir).state.batches == 3
+
+
+def test_lines_of_batches_that_the_journal_lacks_are_no_torn_end(run_dir):
+    """A record is on the disk before its batch trains: so the journal has lost some."""
+    write_metrics(run_dir, range(1, STEPS + 2))
+    with pytest.raises(JournalError, match=r"tells of 5 batches, but the journal of 4: files of it were lost"):
+        read_resumption(run_dir)
 
 
 @pytest.mark.parametrize("steps", [[1, 2, 2], [1, 3, 2], [0, 1], ["1"]])
