@@ -31,7 +31,8 @@ def stall_of(run_dir):
 
 
 @pytest.mark.filterwarnings("ignore::pipeline.run_warnings.RunWarning")
-def test_users_code_that_never_lets_go_is_found_in_its_stacks_and_the_run_ends_as_asked(model, tmp_path):
+def test_users_code_that_never_lets_go_is_found_in_its_stacks_and_the_run_ends_as_asked(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.processes.worker.worker_handle.USER_CODE_END_SECONDS", 0.5)
     rows = [dict(row) for row in guess.train_rows(0)[:24]]
     rows[2]["fatal"] = "backtracking thread"
     trainer = make_trainer(
