@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from workers.processes import stacks
 from workers.processes.process import ROOT, WorkerProcess
 from workers.processes.process_stat import catches
 from workers.processes.stacks import SIGNAL, StackMemory
@@ -82,4 +83,14 @@ def test_nobody_is_asked_who_would_die_of_it_and_this_process_tells_of_itself():
         assert any("in test_nobody_is_asked" in line for line in memory.read())
     finally:
         memory.close()
+        memory.close()
+
+
+def test_one_that_ends_as_it_is_asked_tells_nothing(monkeypatch):
+    """It had a handler a moment ago."""
+    monkeypatch.setattr(stacks, "catches", lambda pid, number: True)
+    memory = StackMemory()
+    try:
+        assert not memory.ask(2**22 + 1)  # no process can have this number
+    finally:
         memory.close()

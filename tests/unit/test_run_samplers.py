@@ -8,7 +8,7 @@ from fake_sampler import REPLY_BYTES, REQUEST_BYTES, give_up
 from pipeline.processes.sampler.run_samplers import RunSamplers
 from pipeline.run_warnings import RunWarning
 from shm.queue import QueueConsumer, QueueProducer
-from workers.errors import WorkerDied
+from workers.errors import WorkerDied, WorkerFailed
 
 SECONDS = 20.0
 
@@ -16,10 +16,11 @@ SECONDS = 20.0
 class Place:
     """In the place of one sampler's handle, of a run's workers and blocks, and of its log.
 
-    stop_at: "" or "told", where a start stays until `go_on` is set: its process has said that it is ready.
+    stop_at: "" or "told", where a start stays until `go_on` is set: its process has said that it is ready, or, if it
+    fails, that it can't be.
     """
 
-    name, max_restarts, failure = "sampler 0", 5, None
+    name, max_restarts, failure, fails = "sampler 0", 5, None, False
 
     def __init__(self):
         self.samplers, self.stop_at, self.go_on = [self], "", asyncio.Event()
@@ -44,6 +45,9 @@ class Place:
             await self.go_on.wait()
         if not self.lives or self.pid != pid:
             raise self.death or WorkerDied("It is not running.")
+        if self.stop_at == "told" and self.fails:
+            self.discard()
+            raise WorkerFailed("There are no such slots.")
         self.on_death = on_death
         return {}
 
@@ -105,5 +109,31 @@ def test_weights_that_go_while_a_sampler_serves_or_begins_to_leave_one_with_the_
             await tasks.pop()
         assert place.lives and place.pid == 2 and samplers.clients[0].is_connected
         assert place.slots[place.pid] == {"slots": "new"} and samplers.num_restarts == 1
+
+    asyncio.run(asyncio.wait_for(lose(), SECONDS))
+
+
+@pytest.mark.filterwarnings(f"ignore::{RunWarning.__module__}.RunWarning")
+@pytest.mark.parametrize("are_lost", [True, False])
+def test_one_that_finds_no_slots_where_it_was_sent_breaks_a_rule_only_if_they_should_be_there(are_lost):
+    async def lose():
+        place = Place()
+        samplers = RunSamplers(place, place, place, 10, fail=give_up, on_error=give_up, spawn_task=give_up)
+        place.stop_at, place.fails = "told", True
+        place.kill = lambda: None  # it has ended already
+        starting = asyncio.ensure_future(samplers.start({"slots": "old"}))
+        await ticks()
+        if are_lost:
+            samplers.lose_weights()
+        place.go_on.set()
+        await ticks()
+        if not are_lost:
+            with pytest.raises(WorkerFailed, match="no such slots"):
+                await starting
+            return
+        place.fails = False
+        samplers.find_weights({"slots": "new"})
+        await starting
+        assert place.pid == 2 and place.slots[2] == {"slots": "new"}
 
     asyncio.run(asyncio.wait_for(lose(), SECONDS))

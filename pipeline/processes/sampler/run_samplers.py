@@ -90,7 +90,12 @@ class RunSamplers:
         await self._weights_there.wait()  # ends with the learner's start, or with the run
         requests, replies, room, fields = self._blocks.sampler_queues(index)
         config = self._blocks.sampler_config(index, self._slot_fields) | fields
-        await self._workers.start(handle, config, lambda error: self._died(index, error))
+        try:
+            await self._workers.start(handle, config, lambda error: self._died(index, error))
+        except WorkerFailed as error:
+            if self._weights_there.is_set():
+                raise
+            raise WorkerDied(str(error), by_signal=True) from error  # what it was to open went with the learner
         handle.on_message = client.receive
         client.connect(handle.send, requests, replies, room)
 
