@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import pipeline
+
 ROOT = Path(__file__).parent.parent.parent
 LAYERS = ["run.py", "pipeline", "workers", "shm"]
 FILES = [ROOT / "run.py", *sorted(path for layer in LAYERS[1:] for path in (ROOT / layer).rglob("*.py"))]
@@ -101,10 +103,32 @@ def test_the_audit_imports_nothing_of_ours():
     assert not {m for m in imported_modules(ROOT / "pipeline" / "audit.py") if m.split(".")[0] in ours}
 
 
+def test_public_names_are_those_that_editors_see():
+    """A name's module is imported when it is first used; who reads code without running it has a copy of that table."""
+    tree = ast.parse((ROOT / "pipeline" / "__init__.py").read_text(encoding="utf-8"))
+    (seen,) = [node for node in tree.body if isinstance(node, ast.If)]
+    from_module = {(node.module, name.name) for node in seen.body for name in node.names}
+    assert from_module == {(module, name) for name, module in pipeline._MODULE_OF.items()}
+    assert sorted(pipeline.__all__) == sorted([*pipeline._MODULE_OF, "__version__"])
+    for name in pipeline.__all__:
+        assert getattr(pipeline, name) is not None and name in dir(pipeline)
+    with pytest.raises(AttributeError, match="module 'pipeline' has no attribute 'AsyncTrainr'"):
+        pipeline.AsyncTrainr  # noqa: B018 (looked up, and not there)
+
+
+def test_environment_process_loads_nothing_of_the_trainer():
+    """It is started for every run, and again after users' code has brought it down."""
+    code = "import sys, pipeline.environments.process, pipeline.tasks.guess; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not {"pipeline.trainer", "pipeline.supervisor", "pipeline.schedule", "jinja2"} & set(done.stdout.split())
+
+
 def test_modules_load_without_torch():
-    """One after the other in one process: the first that loads it is named."""
+    """One after the other in one process: the first that loads it is named. All public names, too."""
     code = f"""
 import importlib, sys
+from pipeline import *
+assert 'torch' not in sys.modules
 for module in {WITHOUT_TORCH}:
     importlib.import_module(module)
     assert 'torch' not in sys.modules, module
