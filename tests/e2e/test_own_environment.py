@@ -1,5 +1,5 @@
-"""run.py and headway eval on data, rewards, environments and agents of a user's own: one run as the user starts it, the
-others in this process.
+"""run.py and headway eval on data, rewards, environments and agents of a user's own, in this process. As a user
+starts it: test_random_resumes.py.
 """
 
 import json
@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from run_py import ROOT, SMALL, RunFiles, RunPy
+from run_py import ROOT, SMALL, RunFiles
 
 from bench.small_models import write_small_model
 
@@ -106,12 +106,7 @@ def train(kept, project, name, *options):
 
 def test_a_reward_on_a_file_trains_and_its_held_out_rows_are_measured_again(kept, project):
     own = ("--data", "train.jsonl", "--reward", "rewards.py:score", "--answer-field", "answer", "--holdout", "0.25")
-    options = ("--model", "model", *own, "--steps", "2", "--eval-every", "0", "--eval-final-group-size", "2")
-    run = RunPy(project / "scored", str(project), *options, *QUICK)
-    try:
-        assert run.wait() == 0, run.stderr
-    finally:
-        run.end()
+    run = train(kept, project, "scored", *own, "--steps", "2", "--eval-every", "0", "--eval-final-group-size", "2")
     record = run.record()
     assert record["config"]["workload"]["data"] == str(project / "train.jsonl")
     (found,) = record["workload"].values()
