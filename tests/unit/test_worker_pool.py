@@ -1,10 +1,12 @@
 """The end of a Supervisor's processes: a signal that comes meanwhile is delivered, but only when the work is done."""
 
+import errno
 import os
 import signal
 
 import pytest
 
+from pipeline.errors import RunError
 from pipeline.processes.worker.worker_pool import HELD_BACK, WorkerPool
 
 
@@ -28,6 +30,21 @@ class Worker:
 
     def discard(self):
         self.calls.append("discard")
+
+
+def test_a_process_that_cant_be_started_leaves_no_socket(monkeypatch, tmp_path):
+    def refuse(*arguments, **options):
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr("pipeline.processes.worker.worker_handle.WorkerProcess", refuse)
+    pool = WorkerPool()
+    try:
+        handle = pool.handle("sampler", 0, "workers.sampler", 1)
+        with pytest.raises(RunError, match="sampler 0 can't be started"):
+            pool.spawn(handle, str(tmp_path))
+        assert os.listdir(pool._sockets.path) == ["lock"] and handle.socket_state() == {}
+    finally:
+        pool.close()
 
 
 @pytest.mark.parametrize("number", HELD_BACK, ids=lambda number: number.name)

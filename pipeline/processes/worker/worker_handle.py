@@ -94,14 +94,18 @@ class WorkerHandle:
         self._link = SupervisorLink(context, endpoint, self.incarnation, self.name)
         threads = str(self._threads)
         variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, RUN_FILES: sockets.mark}
-        self._process = WorkerProcess(
-            self._module,
-            endpoint,
-            self.incarnation,
-            self.log_path(log_dir),
-            variables,
-            is_kept=self.role == "environment",  # users' code may start anything
-        )
+        try:
+            self._process = WorkerProcess(
+                self._module,
+                endpoint,
+                self.incarnation,
+                self.log_path(log_dir),
+                variables,
+                is_kept=self.role == "environment",  # users' code may start anything
+            )
+        except BaseException:
+            self.discard()
+            raise
 
     def attach(self) -> None:
         """Deliver messages and watch for the process's end in the running loop."""
