@@ -36,9 +36,25 @@ class RolloutSaver:
         self._num_packed = self._num_written = 0
         self._is_over = False
         self._has_warned = False
+        self._keeping: asyncio.Task[None] | None = None
 
-    async def keep_saving(self, fail: Callable[[BaseException], None]) -> None:
-        """Until it is cancelled. fail(error) ends the run, over what is no matter of the disk."""
+    def start(self, fail: Callable[[BaseException], None]) -> None:
+        """Save now and then from now on. fail(error) ends the run, over what is no matter of the disk."""
+        self._keeping = asyncio.create_task(self._keep_saving(fail))
+
+    async def stop_rollouts(self, *, is_last: bool) -> None:
+        """Cut them off and save no more; is_last: but for what they have come to."""
+        contents = self.last_contents() if is_last else None
+        try:
+            await self._rollouts.stop()
+        finally:
+            if self._keeping is not None:
+                self._keeping.cancel()
+                await asyncio.gather(self._keeping, return_exceptions=True)
+            if contents is not None:
+                self.write(contents)
+
+    async def _keep_saving(self, fail: Callable[[BaseException], None]) -> None:
         try:
             while True:
                 await asyncio.sleep(self._every)

@@ -24,6 +24,7 @@ from pipeline.schedule import Batch, Blocked, Scheduler
 from pipeline.trainer_config import TrainerConfig
 from pipeline.training.batch_waits import BatchWaits
 from pipeline.training.batches import TrainingBatch, make_batch
+from pipeline.training.culprits import Culprits
 from pipeline.training.intake import DataUsedUp, Intake
 from pipeline.training.learning_rate import learning_rate
 from pipeline.training.mix_metrics import mix_metrics
@@ -95,11 +96,9 @@ class TrainingLoop:
         self._updates = Updates(run, clock)
         self._overlap = overlap_of(config, validates=validate_batch is not None)
         self._batch_waits = BatchWaits(
-            config,
-            run,
-            scheduler,
-            rollouts,
             self.intake,
+            run.slots,
+            Culprits(config, scheduler, rollouts, run.spec.num_slots),
             self.waits,
             self.time_account,
             clock,
@@ -275,7 +274,8 @@ class TrainingLoop:
     async def _next_batch(self, n: int, streamed: StreamedBatch | None) -> Batch:
         """Pull finished groups one at a time until the schedule names a batch; with overlap, train meanwhile."""
         while isinstance(choice := self._scheduler.select(), Blocked):
-            result = await self._batch_waits.next_result(n, choice)
+            counts = self._scheduler.pull_counts_as_wait()
+            result = await self._batch_waits.next_result(n, choice, counts=counts)
             if isinstance(result, DataUsedUp):
                 self._check_goes_on()
                 continue

@@ -30,6 +30,7 @@ from pipeline.schedule import ScheduleRules
 from pipeline.trainer_config import TrainerConfig
 from pipeline.training.resumption import Resumption, make_scheduler
 from pipeline.training.rollout_saver import RolloutSaver
+from pipeline.training.run_evaluations import RunEvaluations
 from pipeline.training.run_history import RunHistory
 from pipeline.training.run_log import RunLog
 from pipeline.training.run_saver import RunSaver
@@ -134,9 +135,8 @@ class TrainingRun:
         """Train, yielding each batch when its weights are published. Raises what ended the run, but for a stop."""
         status, save = "failed", SaveAtEnd.IF_POSSIBLE
         run: ActiveRun | None = None
-        rollouts: Rollouts | None = None
-        evaluations: Evaluations | None = None
-        keeping: asyncio.Task[None] | None = None
+        kept: RolloutSaver | None = None
+        evaluations: RunEvaluations | None = None
         scheduler = self._scheduler
         self._log.start()
         try:
@@ -146,7 +146,7 @@ class TrainingRun:
             rollouts = self._make_rollouts(run, counters)
             kept = RolloutSaver(self._run_dir, rollouts, self._config.checkpointing.rollout_every)
             saver = self._saver = RunSaver(self._checkpoints, self._journal, self._recorder, run, kept, self._recipe)
-            keeping = asyncio.create_task(kept.keep_saving(run.fail))
+            kept.start(run.fail)
             self._loop = TrainingLoop(
                 self._config,
                 run,
@@ -158,38 +158,29 @@ class TrainingRun:
                 samples=self._samples,
                 mix=self._rows if isinstance(self._rows, MixedRows) else None,
             )
-            if self._evaluator is not None:
-                evaluations = saver.evaluations = self._make_evaluations(self._evaluator, run, rollouts)
+            evaluations = self._make_evaluations(run, rollouts, saver)
             if self._resumption is None or self._resumption.saved_version is None:
                 await saver.save(may_fail=True)
             if self._resumption is not None:
                 counters.retries += self._log.started_again()
                 begun = self._recorder.state.training  # before the rest of a group of it may come
                 self._loop.intake.resume(self._resumption.kept)
-                if evaluations is not None and (unfinished := self._unfinished_evaluation()) is not None:
-                    evaluations.launch_again(*unfinished)
-                    self._checkpoints.evaluating(unfinished[1])
+                evaluations.launch_again(self._unfinished_evaluation())
                 self._resumption.kept.clear()  # their tokens are the rollouts' by now: many, where rollouts are long
                 if begun is not None:
-                    if evaluations is not None:
-                        await self._launch(evaluations, saver)
+                    await evaluations.launch()
                     step = await self._loop.take_again(begun, self._resumption.log.due)
                     self._log.step(step)
                     yield step
             while scheduler.batches < scheduler.rules.steps:
-                if evaluations is not None:
-                    await self._launch(evaluations, saver)
+                await evaluations.launch()
                 step = await self._loop.step()
-                if evaluations is not None:
-                    step.metrics.update(evaluations.take_metrics())
+                step.metrics.update(evaluations.take_metrics())
                 self._log.step(step)
                 if self._checkpoints.due(scheduler.version):
                     await saver.save(may_fail=True)
                 yield step
-            if evaluations is not None:
-                await self._launch(evaluations, saver, at_end=True)
-                await evaluations.finish(scheduler.batches)
-                self._tell_scores()
+            await evaluations.finish()
             status, save = "completed", SaveAtEnd.OR_FAIL
         except Stopped:
             status, save, self.stopped = "stopped", SaveAtEnd.OR_FAIL, True
@@ -211,8 +202,8 @@ class TrainingRun:
                         if evaluations is not None:
                             await evaluations.stop()
                     finally:
-                        if rollouts is not None:
-                            await self._stop_rollouts(rollouts, kept, keeping, save)
+                        if kept is not None:
+                            await kept.stop_rollouts(is_last=save is not SaveAtEnd.NOTHING)
                     if run is not None and loop is not None and save is not SaveAtEnd.NOTHING:
                         await self._save(run, loop, saver, save)
                 except asyncio.CancelledError:
@@ -228,36 +219,6 @@ class TrainingRun:
                         await self._model.end_run(run, at_once=save is SaveAtEnd.NOTHING)
             finally:
                 self._log.end(status, self._recorder.state)
-
-    async def _launch(self, evaluations: Evaluations, saver: RunSaver, *, at_end: bool = False) -> None:
-        """The evaluation that is due, of weights that are kept if only the best are to stay."""
-        batches = self._scheduler.batches
-        if self._config.checkpointing.keep_best:
-            self._tell_scores()
-            if evaluations.due(batches, at_end=at_end):
-                self._checkpoints.evaluating(self._scheduler.version)
-                await saver.save(may_fail=True)
-        self._loop.time_account.switch("waiting")  # unless one still runs, for no time
-        await evaluations.launch(batches, at_end=at_end)
-
-    async def _stop_rollouts(
-        self, rollouts: Rollouts, kept: RolloutSaver, keeping: asyncio.Task[None] | None, save: SaveAtEnd
-    ) -> None:
-        """Cut them off, and keep what they have come to."""
-        contents = kept.last_contents() if save is not SaveAtEnd.NOTHING else None
-        try:
-            await rollouts.stop()
-        finally:
-            if keeping is not None:
-                keeping.cancel()
-                await asyncio.gather(keeping, return_exceptions=True)
-            if contents is not None:
-                kept.write(contents)
-
-    def _tell_scores(self) -> None:
-        """Which versions are the best, for `keep_best`."""
-        for evaluation in self.evaluations:
-            self._checkpoints.scored(evaluation.version, evaluation.reward_mean)
 
     async def _save(self, run: ActiveRun, loop: TrainingLoop, saver: RunSaver, save: SaveAtEnd) -> None:
         """The last checkpoint: of the version after an update that has begun."""
@@ -329,17 +290,28 @@ class TrainingRun:
             keeps_conversation=self._samples.wants if self._samples is not None else None,
         )
 
-    def _make_evaluations(self, evaluator: Evaluator, run: ActiveRun, rollouts: Rollouts) -> Evaluations:
-        return Evaluations(
-            evaluator,
-            self._config.engine,
-            run,
-            self._model.chat,
-            lines=self._results,
-            done=self.evaluations,
-            waits=self._loop.waits,
-            stop_asked=self._stop_asked,
-            on_failure=rollouts.interrupt,
-            oldest_first=self._config.stale_policy == "wait",
-            measured=self._resumption.measured if self._resumption is not None else (),
+    def _make_evaluations(self, run: ActiveRun, rollouts: Rollouts, saver: RunSaver) -> RunEvaluations:
+        evaluations = None
+        if self._evaluator is not None:
+            evaluations = Evaluations(
+                self._evaluator,
+                self._config.engine,
+                run,
+                self._model.chat,
+                lines=self._results,
+                done=self.evaluations,
+                waits=self._loop.waits,
+                stop_asked=self._stop_asked,
+                on_failure=rollouts.interrupt,
+                oldest_first=self._config.stale_policy == "wait",
+                measured=self._resumption.measured if self._resumption is not None else (),
+            )
+        return RunEvaluations(
+            evaluations,
+            self.evaluations,
+            self._scheduler,
+            self._checkpoints,
+            saver,
+            self._loop.time_account,
+            keep_best=self._config.checkpointing.keep_best > 0,
         )

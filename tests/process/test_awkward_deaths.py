@@ -69,7 +69,7 @@ def test_learner_that_dies_between_two_steps_is_back_for_the_next(model, tmp_pat
         async for step in trainer.run(ROWS, steps=5):
             if step.n == 3:
                 run = model._run
-                while trainer._run._loop._batch_waits._rollouts.completed.qsize() < 8:  # all that are admitted
+                while trainer._run._loop._rollouts.completed.qsize() < 8:  # all that are admitted
                     await asyncio.sleep(0.01)
                 os.kill(run.workers.learner.pid, signal.SIGKILL)
                 while run.num_restarts == 0:
