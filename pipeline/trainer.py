@@ -135,14 +135,7 @@ class AsyncTrainer:
             | {"files_digest": files_digest(files), "weights_digest": weights_digest(source.weights)},
             "rows": {"number": len(rows), "digest": rows_digest(rows)},
         }
-        if resume is not None:
-            refuse_other_place(resume, self.run_dir)
-            directory = find_run(resume, description)
-        elif self.run_dir is None:
-            directory = make_default_run_dir(self.config.mode, time.localtime(), description)
-        else:
-            directory = make_run_dir(self.run_dir, description)
-        self.run_directory = directory
+        directory = self.run_directory = self._directory(description, resume)
         lock = RunLock(directory)
         try:
             resumption = read_resumption(directory) if resume is not None else None
@@ -265,6 +258,15 @@ class AsyncTrainer:
             fail=fail,
             stops=self.config.on_stall == "stop",
         )
+
+    def _directory(self, description: dict[str, Any], resume: str | os.PathLike[str] | None) -> Path:
+        """Made now, unless it is that of an earlier run."""
+        if resume is not None:
+            refuse_other_place(resume, self.run_dir)
+            return find_run(resume, description)
+        if self.run_dir is None:
+            return make_default_run_dir(self.config.mode, time.localtime(), description)
+        return make_run_dir(self.run_dir, description)
 
     def _training_rows(self, rows: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
         """The checked rows, without those that are held out."""

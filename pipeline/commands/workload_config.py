@@ -16,8 +16,9 @@ from pipeline.user_code.source import ADAPTERS
 
 KINDS = ("task", "env", "reward", "agent")  # what says what is rolled out: one of these
 OUTSIDE = "outside"  # an agent that comes by itself
-ROWS = ("data", "eval_data", "holdout", "prompt_field", "answer_field", "id_field", "allow_empty_prompts", "rows_seed")
 FIELDS = ("prompt_field", "answer_field", "id_field", "allow_empty_prompts")  # how a data file is read
+SOURCES = ("data", "eval_data", "holdout", *FIELDS)  # which rows there are
+ROWS = (*SOURCES, "rows_seed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +96,8 @@ class EnvironmentConfig:
 
     def _refuse_without_effect(self, kind: str) -> None:
         """kind: which of the exclusive fields is given."""
-        of_rows = ("data", "eval_data", "holdout", *FIELDS)
         if kind == "task":
-            for name in of_rows:
+            for name in SOURCES:
                 self._refuse(name, f"with the task {self.task!r}, which has rows of its own, held-out ones among them")
         if kind == "env" and self.env.partition(":")[0] in ADAPTERS:
             for name in ("data", "eval_data"):
