@@ -6,9 +6,12 @@ tests/process/test_resumed_runs.py.
 
 import json
 import shutil
+import sys
 
 import pytest
 
+import pipeline.commands.resume
+import pipeline.trainer
 from tests.e2e.run_py import SMALL, RunFiles, check_whole
 from tests.kept_processes import KEPT
 
@@ -58,6 +61,20 @@ def test_a_run_that_ended_before_its_first_checkpoint_goes_on(run):
     assert (code, err) == (0, ""), err
     check_whole(run, steps=2, resumed=2)
     assert run.events("checkpoint")[0]["version"] == 0
+
+
+def test_a_run_that_was_killed_behind_its_first_file_begins(run, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline.trainer, "RunLock", lambda directory: sys.exit(9))
+        with pytest.raises(SystemExit):
+            train(run, "--steps", "1")
+    assert sorted(path.name for path in run.run_dir.iterdir()) == ["config.json", "logs"]
+    code, out, err = resume(run)
+    assert (code, err) == (0, "") and "completed after 1 of 1 steps" in out
+    check_whole(run, steps=1, resumed=0)
+    monkeypatch.setattr(pipeline.commands.resume, "looks_complete", lambda *_, **options: False)
+    code, out, _ = resume(run)  # now the trainer alone notices
+    assert (code, out.partition(",")[0]) == (0, f"nothing to do: {run.run_dir} has trained 1 steps")
 
 
 def test_the_runs_own_modules_are_found_from_any_directory(run, tmp_path):

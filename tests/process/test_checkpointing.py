@@ -107,6 +107,12 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_one_warning(model, tmp_
     assert audit(run_dir) == 0
     trained = [group for event in events_of(run_dir, "batch") for group in event["groups"]]
     assert len(trained) == len({*trained}) == 7 * 4
+    for one in complete_checkpoints(run_dir):
+        (one.path / "optimizer.safetensors").write_bytes(bytes((one.path / "optimizer.safetensors").stat().st_size))
+    with pytest.raises(
+        CheckpointError, match="damaged: its optimizer.safetensors is not .* there is no older one from"
+    ):
+        resumed(make_trainer(model, run_dir, **options), run_dir, 8)
 
 
 def test_a_run_goes_on_only_as_it_began(model, tmp_path):
