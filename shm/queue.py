@@ -34,7 +34,7 @@ class QueueProducer:
     def __init__(self, view: memoryview) -> None:
         if len(view) < _PIECE_FRACTION:
             raise QueueError(f"A queue of {len(view)} bytes is too small; give at least {_PIECE_FRACTION}.")
-        self._view = view
+        self._view = view[:]  # its own, to be given back
         self._written = 0
         self._released = 0
         self.capacity = len(view)
@@ -79,12 +79,16 @@ class QueueProducer:
             )
         self._released = consumed
 
+    def close(self) -> None:
+        """Give the ring's memory up, whoever still knows this end; nothing is written any more."""
+        self._view.release()
+
 
 class QueueConsumer:
     """The reading end over `view`. `consumed` goes back to the producer with the next message."""
 
     def __init__(self, view: memoryview) -> None:
-        self._view = view
+        self._view = view[:]  # its own, to be given back
         self.capacity = len(view)
         self.consumed = 0
 
@@ -108,6 +112,10 @@ class QueueConsumer:
     def overdue(self, reported: int) -> bool:
         """Must `consumed` be sent in a message of its own? `reported`: its value in the last message sent."""
         return self.consumed - reported >= self.capacity // _PIECE_FRACTION
+
+    def close(self) -> None:
+        """Give the ring's memory up, whoever still knows this end; nothing is read any more."""
+        self._view.release()
 
 
 class ReplyRoom:

@@ -1,5 +1,6 @@
 """What a run's processes are told: a context that every sampler can hold, enough slots."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -54,6 +55,21 @@ def test_processes_are_told_of_no_more_positions_than_a_context_can_have():
             assert ModelConfig.from_fields(told["model"]) == replace(config, max_positions=128)
     finally:
         blocks.close()
+
+
+def test_queues_go_with_their_run_whoever_still_knows_their_ends():
+    """A run's objects know one another, so they stay until garbage is collected: the memory must not."""
+
+    def rings():
+        with open("/proc/self/maps", encoding="utf-8") as maps:
+            return [line for line in maps if re.search("headway-(batches|requests|replies)", line)]
+
+    before = len(rings())
+    blocks = RunBlocks(spec(), run_id=1)
+    ends = [blocks.learner_queue()[0], *blocks.sampler_queues(0)[:2]]
+    assert len(rings()) == before + len(ends)
+    blocks.close()
+    assert len(rings()) == before
 
 
 def test_context_beyond_the_positions_is_refused():
