@@ -1,4 +1,4 @@
-"""A learner killed at any point of an update: the run goes on, and its weights are those of its own journal, replayed.
+"""A learner killed or stopped at any point of an update: the run goes on, with the weights of its journal, replayed.
 
 What one point after the other gives is proved without processes in tests/unit/test_learner_recovery.py; here signals
 end real ones, in a run with samplers and a journal on disk.
@@ -29,7 +29,7 @@ from workers.model_files.tensor_files import OPTIMIZER
 
 ROWS = guess.train_rows(0)
 SECONDS = 600.0  # bound on a run
-SIGNALS = (signal.SIGKILL, signal.SIGSEGV)
+SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP)
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +137,11 @@ def test_sampler_killed_while_weights_are_written_is_replaced_and_the_learner_go
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore::pipeline.run_warnings.RunWarning")
 @pytest.mark.parametrize("number", SIGNALS)
-def test_learner_may_be_killed_at_every_point(model, tmp_path, number):
+def test_learner_may_be_killed_or_stopped_at_every_point(model, tmp_path, monkeypatch, number):
+    """Who is stopped is killed for it."""
+    monkeypatch.setattr(model, "worker_timeout", 5.0)
     plan = [(point, n, False, number) for n, point in enumerate(POINTS, 1)]
     seen, spec = train(model, tmp_path / "run", plan, steps=len(POINTS) + 1)
     assert_journal_gives(tmp_path / "run", seen, spec)
