@@ -11,7 +11,6 @@ import pipeline as rl
 from pipeline.checkpoints.saved import complete_checkpoints
 from pipeline.errors import RunError
 from pipeline.tasks import guess
-from pipeline.training.sample_log import SampleLog
 from pipeline.training.training_loop import TrainingLoop
 
 ROWS = guess.train_rows(0)[:40]
@@ -36,15 +35,15 @@ def resumed(trainer, run_dir):
 
 def test_a_run_that_ends_between_a_batch_s_record_and_its_update_says_why_and_goes_on(model, tmp_path, monkeypatch):
     """It fails there; resumed, it is stopped before it has taken that batch again; resumed once more, it goes on."""
-    run_dir, write, take_again = tmp_path / "run", SampleLog.write, TrainingLoop.take_again
+    run_dir, train, take_again = tmp_path / "run", TrainingLoop._train, TrainingLoop.take_again
 
-    def write_until_the_disk_is_full(self, step, *arguments):
-        if step == 3:
+    def train_until_the_disk_is_full(self, record, *arguments, **options):
+        if record.step == 3:
             raise RunError("The disk is full.")
-        write(self, step, *arguments)
+        return train(self, record, *arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(SampleLog, "write", write_until_the_disk_is_full)
+        patch.setattr(TrainingLoop, "_train", train_until_the_disk_is_full)
         with pytest.raises(RunError, match=r"^The disk is full\.$"):
             rl.run(make_trainer(model, run_dir, **OPTIONS), ROWS, steps=STEPS)
     (end,) = events_of(run_dir, "end")
