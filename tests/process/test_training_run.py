@@ -14,6 +14,7 @@ from running import audit, events_of, make_trainer, worker_processes
 
 import pipeline as rl
 from pipeline.json_lines import JsonLines
+from pipeline.run_files import METRICS
 from pipeline.tasks import guess
 from workers.errors import WorkerDied
 
@@ -86,7 +87,10 @@ def test_row_that_cannot_travel_is_refused_before_anything_is_made(model, tmp_pa
 
 
 def test_run_whose_metrics_cannot_be_written_has_failed(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.trainer.JsonLines", lambda path, **options: JsonLines("/dev/full"))
+    def on_a_full_disk(path, **options):
+        return JsonLines("/dev/full" if path.name == METRICS else path, **options)
+
+    monkeypatch.setattr("pipeline.trainer.JsonLines", on_a_full_disk)
     with pytest.raises(rl.RunError, match="No space left"):
         rl.run(make_trainer(model, tmp_path / "run"), ROWS, steps=3)
     (end,) = events_of(tmp_path / "run", "end")

@@ -118,7 +118,12 @@ class RunLearner:
             committed = max(committed, self.client.published[0])
             slots_of |= {self.client.published[0]: self.client.published[1]}
         oldest = committed if self._blocks.slots_outlive_learner else min(slots_of)
-        fields = await self._start(committed, slots_of, oldest)
+        try:
+            fields = await self._start(committed, slots_of, oldest)
+        except WorkerDied:
+            if self.client.is_lost:  # the run is to end, which ended this one, too: none takes its place
+                return
+            raise
         if not self._blocks.slots_outlive_learner:
             self._slots_made(fields)
         await self._connect()
