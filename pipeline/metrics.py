@@ -229,8 +229,13 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "recovery/retries",
         "trajectories",
-        "started again since the previous step: they had failed (`max_retries`), or their environment was lost with "
-        "its process",
+        "that had failed and started again since the previous step (`max_retries`)",
+    ),
+    Metric(
+        "recovery/begun_anew",
+        "trajectories",
+        "started again since the previous step that had not failed: their environment was lost with its process, or "
+        "the run was resumed",
     ),
     Metric(
         "recovery/restored",

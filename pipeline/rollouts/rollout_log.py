@@ -69,9 +69,14 @@ class RolloutLog:
         self.counters.failures += 1
         self.counters.timeouts += isinstance(error, TookTooLongError)
 
-    def retry(self, trajectory: Trajectory, attempt: int, cause: str) -> None:
-        """All of it is thrown away, and it starts again, for the `attempt`-th time."""
-        self.counters.retries += 1
+    def retry(self, trajectory: Trajectory, attempt: int, cause: str, *, has_failed: bool) -> None:
+        """All of it is thrown away, and it starts again, for the `attempt`-th time. has_failed: by itself; what only
+        shared a process with the guilty, or was begun in a run that was resumed, is none of the tries.
+        """
+        if has_failed:
+            self.counters.retries += 1
+        else:
+            self.counters.begun_anew += 1
         if self._events is not None:
             self._events.log(
                 "retry",

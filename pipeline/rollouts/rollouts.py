@@ -221,10 +221,10 @@ class Rollouts:
                 await self._instant_is_over()
                 break
             except (EnvironmentLost, TrajectoryError) as error:
-                if isinstance(error, TrajectoryError):
+                if has_failed := isinstance(error, TrajectoryError):
                     running.count_failure(member, error, self._config.max_retries)
                 again = self._prepare(running, member, priority)
-                running.starts_again(member, again, str(error))
+                running.starts_again(member, again, str(error), has_failed=has_failed)
             finally:
                 loop.close()
                 running.close(member)

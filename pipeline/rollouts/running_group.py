@@ -145,14 +145,14 @@ class RunningGroup:
         text = str(error).removesuffix(".")
         raise HopelessError(f"{text}, at its attempt {1 + max_retries} (max_retries = {max_retries})") from error
 
-    def starts_again(self, member: int, loop: TrajectoryLoop | AgentLoop, cause: str) -> None:
+    def starts_again(self, member: int, loop: TrajectoryLoop | AgentLoop, cause: str, *, has_failed: bool) -> None:
         """The member has failed, or its environment is lost, and all it generated is thrown away: `loop` begins anew in
         its place.
         """
         lost = self.loops[member].trajectory
         self.loops[member] = loop
         self._attempts[member] += 1
-        self._log.retry(lost, self._attempts[member], cause)
+        self._log.retry(lost, self._attempts[member], cause, has_failed=has_failed)
         self._tokens -= lost.generated_tokens
         self._progress.starts_again(member)
 

@@ -33,7 +33,8 @@ class SamplingCounters:
         self.cut_results = 0  # of tools, before the model read them
         self.failures = 0  # attempts at trajectories that failed
         self.timeouts = 0  # those of them that took too long
-        self.retries = 0  # trajectories started again
+        self.retries = 0  # trajectories that failed and started again
+        self.begun_anew = 0  # trajectories that started again without having failed
         self.restored = 0  # environments that went on in another process
 
     def change_active(self, by: int) -> None:
@@ -81,6 +82,7 @@ class SamplingCounters:
             "recovery/failures": self.failures,
             "recovery/timeouts": self.timeouts,
             "recovery/retries": self.retries,
+            "recovery/begun_anew": self.begun_anew,
             "recovery/restored": self.restored,
         }
         if self._prompt:

@@ -162,7 +162,7 @@ class TrainingRun:
             if self._resumption is None or self._resumption.saved_version is None:
                 await saver.save(may_fail=True)
             if self._resumption is not None:
-                counters.retries += self._log.started_again()
+                counters.begun_anew += self._log.started_again()
                 begun = self._recorder.state.training  # before the rest of a group of it may come
                 self._loop.intake.resume(self._resumption.kept)
                 evaluations.launch_again(self._unfinished_evaluation())

@@ -319,7 +319,9 @@ def test_agents_whose_process_dies_start_again_with_another_token(model, tmp_pat
     assert by_ids(map(sampled, trained)) == by_ids(given(tmp_path)) and len(trained) == 2
     assert (tmp_path / "died").exists() and metrics["recovery/restarts"] == 1
     retries = events_of(tmp_path / "run", "retry")
-    assert {event["trajectory"] for event in retries} <= {"0.0", "0.1"} and len(retries) == metrics["recovery/retries"]
+    assert {event["trajectory"] for event in retries} <= {"0.0", "0.1"} and len(retries) == metrics[
+        "recovery/begun_anew"
+    ]
     assert any(event["tokens"] > 0 for event in retries), "what it had sampled is thrown away"
 
 

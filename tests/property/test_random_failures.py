@@ -153,7 +153,8 @@ def check_tries(hosts, played, events):
     retries = events.of("retry")
     counted = Counter(event["trajectory"] for event in retries if event["cause"] != "it died")
     assert all(count <= MAX_RETRIES for count in counted.values())
-    assert played.log.counters.retries == len(retries)
+    counters = played.log.counters
+    assert (counters.retries, counters.begun_anew) == (counted.total(), len(retries) - counted.total())
     used_up = f"at its attempt {1 + MAX_RETRIES} (max_retries = {MAX_RETRIES})"
     assert all(used_up in result.cause for result in failed.values())
     for group in failed:

@@ -22,7 +22,7 @@ class Log:
     def discarded(self, trajectory, cause):
         self.told.append((trajectory.member, cause))
 
-    def retry(self, trajectory, attempt, cause):
+    def retry(self, trajectory, attempt, cause, *, has_failed):
         self.told.append((trajectory.member, attempt, trajectory.generated_tokens))
 
 
@@ -81,7 +81,7 @@ def test_the_tokens_of_the_earlier_run_stay_accounted_for_and_attempts_count_on(
     group.resume(KeptMembers(ended={0: ended}, running={1: RunningMember(running, 0, {})}, attempts={1: 2, 2: 0}))
     group.add(1, Loop(running))
     group.add(2, Loop(fresh))
-    group.starts_again(1, Loop(generated(1, 0)), "its process died")
+    group.starts_again(1, Loop(generated(1, 0)), "its process died", has_failed=False)
     assert log.told == [(1, 3, 3)], "the third time, and three tokens thrown away"
     group.failed(2, TrajectoryError("It broke."))
     assert given == [], "member 1 may be in a request"

@@ -85,7 +85,7 @@ def test_a_trajectory_in_a_tool_starts_again_at_once_with_all_its_tokens_thrown_
         "segment",
         "trajectory",
     ]
-    assert played.log.counters.retries == 1
+    assert (played.log.counters.retries, played.log.counters.begun_anew) == (0, 1)
 
 
 def test_a_running_request_is_let_to_its_end_and_none_follows_it():
