@@ -1,6 +1,7 @@
 """Whole runs on real processes, kept alive between the tests that can share them."""
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -209,7 +210,8 @@ def test_environment_process_that_dies_again_and_again_ends_the_run(model, tmp_p
     def kill(step):
         victim = model._run.workers.environments[0]
         if victim.ready:
-            os.kill(victim.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has gone already, which nobody has noticed yet
+                os.kill(victim.pid, signal.SIGKILL)
 
     with pytest.raises(rl.RunError, match=r"died 3 times .* The last: The environment 0 \(pid \d+\) was killed by SIG"):
         rl.run(trainer, ROWS, steps=100, on_step=kill)
