@@ -71,10 +71,12 @@ def parse_resume(arguments: Sequence[str]) -> Resume:
     found, broken = find_checkpoints(path)  # of the broken the run itself warns
     if not found and not ended_in_start_up(path):
         lacking = "".join(f" (of version {version} {why})" for version, why in broken.items())
-        raise ConfigError(
-            f"{run_dir} holds no checkpoint to go on from{lacking}: a run saves its first one when its processes have "
-            "started; begin it anew in another directory."
+        remedy = (
+            "put a good copy of that back and resume, or begin another run"
+            if broken
+            else "a run saves its first one when its processes have started; begin it anew in another directory"
         )
+        raise ConfigError(f"{run_dir} holds no checkpoint to go on from{lacking}: {remedy}.")
     _check_device(config, run_dir)
     config = _changed(config, given, path)
     return Resume(

@@ -107,6 +107,15 @@ def test_without_any_checkpoint_there_is_nothing_to_go_on_from(here):
     assert "run holds no checkpoint to go on from" in refusal("--resume", "run")
 
 
+def test_where_every_checkpoint_is_damaged_a_good_copy_of_what_is_named_is_the_remedy(here):
+    make_run(here / "run")
+    for state in (here / "run" / "checkpoints").glob("version-*/state.msgpack"):
+        state.write_bytes(state.read_bytes()[:-1] + b"?")
+    message = refusal("--resume", "run")
+    assert "its state.msgpack is not what was saved" in message and "put a good copy of that back" in message
+    assert "saves its first one" not in message
+
+
 def test_what_ended_in_start_up_has_lost_nothing_and_goes_on(here):
     config = make_run(here / "run", done=0)
     shutil.rmtree(here / "run" / "checkpoints")
