@@ -27,7 +27,10 @@ _HEADER = struct.Struct("<8sIIQI")
 _MARKER = b"\xabREC"
 _FRAME = struct.Struct("<4sIQQI")
 _SEARCHED = 1 << 20  # bytes read at once when looking for whole records behind a broken one
-_LOOKED_AT = 2  # times the file's size; whole records are looked at less than once each
+# Bytes of what may be records that are looked at there, at most: so many times the file's size (whole records are
+# looked at less than once each) and so many more (what a power failure mixed up in a small file may look like many).
+_LOOKED_AT = 2
+_LOOKED_AT_ANYWAY = 1 << 24
 
 HEADER_BYTES = _HEADER.size
 
@@ -138,17 +141,16 @@ def _synced_behind(file: BinaryIO, ordinal: int, place: int, size: int) -> bool:
 
     Also true of a file that is made of what only looks like such records, before they take for ever to look at.
     """
-    begins, num_read = place + 1, 0
+    begins, num_left = place + 1, _LOOKED_AT * size + _LOOKED_AT_ANYWAY
     while begins < size:
         file.seek(begins)
         found = file.read(_SEARCHED)
         offset = found.find(_MARKER)
         while 0 <= offset <= len(found) - _FRAME.size:
             _, length, synced, _, _ = _FRAME.unpack_from(found, offset)
-            num_read += _FRAME.size
-            if synced > place:
-                num_read += min(length, size)
-                if num_read > _LOOKED_AT * size or _whole_record(file, ordinal, begins + offset, size):
+            if place < synced <= begins + offset <= size - _FRAME.size - length:  # else none is there, and none is read
+                num_left -= _FRAME.size + length
+                if num_left < 0 or _whole_record(file, ordinal, begins + offset, size):
                     return True
             offset = found.find(_MARKER, offset + 1)
         begins += max(1, len(found) - _FRAME.size + 1)

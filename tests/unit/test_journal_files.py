@@ -172,6 +172,15 @@ def test_a_power_failure_loses_only_what_was_not_synced(tmp_path_factory, synced
     shutil.rmtree(run_dir)
 
 
+def test_what_a_power_failure_mixed_up_is_no_damage_though_it_looks_like_many_records(tmp_path):
+    written(tmp_path, 5)
+    content = bytearray(path(tmp_path, 0).read_bytes())
+    content[105:243] = content[:138]
+    content[28:108] = content[:80]
+    path(tmp_path, 0).write_bytes(content[:267])
+    assert numbers(tmp_path) == []
+
+
 def test_files_tell_how_many_events_stand_for_what_came_before(tmp_path):
     journal = written(tmp_path, 2, 0)
     assert events_before(tmp_path) == {0: 0, 1: 2}
