@@ -56,7 +56,7 @@ class Plan:
 def soak(plan: Plan) -> None:
     """Print the summary. Raises BenchError if anything was found."""
     with run_root(plan.out) as place, tempfile.TemporaryDirectory(prefix="soak-", dir="/tmp") as temporary:
-        root = place / time.strftime("%Y%m%d-%H%M%S")
+        root = place.resolve() / time.strftime("%Y%m%d-%H%M%S")
         root.mkdir(parents=True)
         shared = shared_names()
         model = write_small_model(root / "model")
@@ -132,7 +132,7 @@ def struck_run(
 
 def audit_findings(run_dir: Path) -> list[str]:
     """What `headway audit` says against the run, by the audit's file alone."""
-    command = [sys.executable, "-P", str(ROOT / "pipeline" / "audit.py"), str(run_dir / "events.jsonl")]
+    command = [sys.executable, "-P", str(ROOT / "pipeline" / "audit.py"), "events.jsonl"]
     done = subprocess.run(command, cwd=run_dir, capture_output=True, text=True, timeout=120)
     if done.returncode == 0:
         return []

@@ -86,7 +86,13 @@ def test_a_death_costs_nobody_but_a_new_start(model, tmp_path, fatal):
     assert audit(run_dir) == 0
 
 
-@pytest.mark.parametrize(("fatal", "end"), [("exit", "ended with status 3"), ("halt", "was halted for too long")])
+@pytest.mark.parametrize(
+    ("fatal", "end"),
+    [
+        ("exit", "ended with status 3"),
+        ("halt", "was stopped (SIGSTOP, or a debugger) for longer than environment_timeout allows"),
+    ],
+)
 def test_who_brings_three_processes_down_fails(model, tmp_path, fatal, end):
     with pytest.raises(rl.RunError, match=rf"2\.0 was in user code, as its group had been at 2 deaths .* {end}"):
         train(model, tmp_path, rows_with(fatal=fatal), on_failure="stop")

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
@@ -201,6 +202,13 @@ def test_replay_compares_the_metrics(tmp_path):
 def test_an_audit_that_breaks_down_is_a_finding(tmp_path):
     (findings,) = audit_findings(tmp_path)  # there is no log
     assert "ended with 1" in findings and "FileNotFoundError" in findings
+
+
+def test_an_audit_finds_a_run_in_a_directory_that_is_named_from_here(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "events.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    assert not any("FileNotFoundError" in line for line in audit_findings(Path("run")))
 
 
 def test_rows_differ_by_their_ids(tmp_path):

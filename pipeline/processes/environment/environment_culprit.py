@@ -54,7 +54,7 @@ def judge(
     if not step_is_late and silent_ns <= silence_ns:
         return None
     if halted:
-        return Verdict((), "was halted for too long")
+        return Verdict((), "was stopped (SIGSTOP, or a debugger) for longer than environment_timeout allows")
     holders = [entry for entry in (in_loop, *beside) if entry is not None and entry.thread in busy_threads]
     late_holders = [entry for entry in holders if now_ns - entry.since_ns > (step_ns if entry is in_loop else limit_ns)]
     blamed = late_holders or holders or ([in_loop] if in_loop is not None else late)

@@ -96,7 +96,8 @@ class WorkerWatch:
     def _words(self, one: "_Watched", code: str | None) -> str:
         if code is not None:
             return f"has been at {code} for {one.stillness.seconds:.0f} s and runs nothing else meanwhile"
-        return f"{one.stillness.words}; it is killed and replaced after worker_timeout = {self._timeout:g} s"
+        sooner = ", or when a call there has used up environment_timeout" if one.handle.role == "environment" else ""
+        return f"{one.stillness.words}; it is killed and replaced after worker_timeout = {self._timeout:g} s{sooner}"
 
 
 class _Watched:
