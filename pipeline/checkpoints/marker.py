@@ -134,7 +134,7 @@ def read_marker(directory: Path) -> Marker:
         raise Incomplete(f"it has no {MARKER}, which is written last") from None
     except OSError as error:
         raise Incomplete(f"its {MARKER} can't be read ({error.strerror})") from None
-    broken = Incomplete(f"its {MARKER} is none")
+    broken = Incomplete(f"its {MARKER} is damaged")
     if len(packed) > MAX_MARKER_BYTES:
         raise broken
     try:
