@@ -23,8 +23,8 @@ from pipeline.checkpoints.marker import (
 )
 from pipeline.config_checks import warn
 from pipeline.errors import ConfigError
-from pipeline.journal.journal_files import is_blank
-from pipeline.run_files import CHECKPOINTS, EVENTS, is_run_directory
+from pipeline.journal.journal_files import is_blank, path_of
+from pipeline.run_files import CHECKPOINTS, EVENTS, FIRST_JOURNAL_FILE, JOURNAL, is_run_directory
 from pipeline.run_files import CONFIG as RUN_CONFIG
 from pipeline.synced_files import remove, sync_directory
 from workers.errors import CheckpointError
@@ -147,14 +147,14 @@ def checkpoint_version(path: Path | str) -> int:
     return int(match[1]) if match else 0
 
 
-def ended_in_start_up(run_dir: Path | str) -> bool:
-    """Whether a run ended before its first checkpoint, and decided nothing: it can go on from its own first weights.
-    Its configuration was written then, and maybe more.
+def goes_on_from_start(run_dir: Path | str) -> bool:
+    """Whether a run has no complete checkpoint, and can go on from its own first weights: it ended in its start-up, or
+    could save nothing, and its journal has all that was decided.
     """
     if not os.path.isfile(os.path.join(run_dir, RUN_CONFIG)):
         return False
-    found, broken = find_checkpoints(run_dir)
-    return not found and not broken and is_blank(run_dir)
+    found, _ = find_checkpoints(run_dir)
+    return not found and (is_blank(run_dir) or path_of(Path(run_dir, JOURNAL), FIRST_JOURNAL_FILE).is_file())
 
 
 def require_checkpoints(run_dir: Path | str) -> list[SavedCheckpoint]:

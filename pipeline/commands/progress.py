@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from pipeline.checkpoints.saved import ended_in_start_up
+from pipeline.checkpoints.saved import goes_on_from_start
 from pipeline.evaluation.evaluator import Evaluation
 from pipeline.run_files import CHECKPOINTS, CONFIG, EVALUATIONS, EVENTS, JOURNAL, LOGS, METRICS, SAMPLES
 
@@ -156,7 +156,7 @@ class Progress:
                 "the learner was gone when the run was to end, and was not waited for: what it had trained since its "
                 "last checkpoint is in the journal, and is trained again when the run is resumed"
             )
-        goes_on = checkpoint is not None or (run_dir is not None and ended_in_start_up(run_dir))
+        goes_on = checkpoint is not None or (run_dir is not None and goes_on_from_start(run_dir))
         if status != "completed" and goes_on:
             self._print(f"to go on: python run.py --resume {shlex.quote(str(run_dir))}")
         if run_dir is not None and Path(run_dir).is_dir():

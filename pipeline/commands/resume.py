@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeline.checkpoints.saved import ended_in_start_up, find_checkpoints
+from pipeline.checkpoints.saved import find_checkpoints, goes_on_from_start
 from pipeline.commands.arguments import Given, read_arguments
 from pipeline.commands.option_values import as_written, convert
 from pipeline.commands.options import LATER, OPTIONS
@@ -69,7 +69,7 @@ def parse_resume(arguments: Sequence[str]) -> Resume:
         )
     config, started_in = read_run_config(path)
     found, broken = find_checkpoints(path)  # of the broken the run itself warns
-    if not found and not ended_in_start_up(path):
+    if not found and not goes_on_from_start(path):
         lacking = "".join(f" (of version {version} {why})" for version, why in broken.items())
         remedy = (
             "put a good copy of that back and resume, or begin another run"
@@ -94,7 +94,7 @@ def _find_run(run_dir: str) -> Path:
         raise ConfigError(f"--resume is {run_dir}, but there is no such directory; name the directory of a run.")
     if not path.is_dir():
         raise ConfigError(f"--resume is {run_dir}, which is no directory; name the directory of a run.")
-    if not is_run_directory(path) and not ended_in_start_up(path):
+    if not is_run_directory(path) and not goes_on_from_start(path):
         if set(os.listdir(path)) <= {LOGS}:
             raise ConfigError(
                 f"--resume is {run_dir}, which holds nothing yet, or a run that was killed as it began; begin it anew, "

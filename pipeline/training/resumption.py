@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoints.saved import SavedCheckpoint, ended_in_start_up, find_checkpoints, require_checkpoints
+from pipeline.checkpoints.saved import (
+    SavedCheckpoint,
+    complete_checkpoints,
+    find_checkpoints,
+    goes_on_from_start,
+    require_checkpoints,
+)
 from pipeline.config_checks import warn
 from pipeline.errors import JournalError, RunError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
@@ -122,7 +128,9 @@ class Resumption:
 
 def find_run(path: str | os.PathLike[str], description: Mapping[str, Any]) -> Path:
     """The directory of a run that can go on as one of `description`. Raises ConfigError."""
-    if not ended_in_start_up(path):
+    if goes_on_from_start(path):
+        complete_checkpoints(path)  # warns of those that are not
+    else:
         require_checkpoints(path)
     stored = read_config(path)
     warn_of_versions(stored, description)

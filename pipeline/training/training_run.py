@@ -159,7 +159,8 @@ class TrainingRun:
                 mix=self._rows if isinstance(self._rows, MixedRows) else None,
             )
             evaluations = self._make_evaluations(run, rollouts, saver)
-            if self._resumption is None or self._resumption.saved_version is None:
+            is_saved = self._resumption is not None and self._resumption.saved_version is not None
+            if not is_saved and self._recorder.state.training is None:
                 await saver.save(may_fail=True)
             if self._resumption is not None:
                 counters.begun_anew += self._log.started_again()

@@ -173,6 +173,33 @@ def test_a_run_killed_at_any_instant_goes_on_and_trains_each_row_once(model, kil
     assert np.array_equal(resumed.view(np.int32), weights[version].view(np.int32)), "not the same bits"
 
 
+def test_a_run_that_could_save_nothing_goes_on_from_its_first_weights(model, tmp_path, monkeypatch):
+    """Each batch is trained again from the journal, and the one that has begun is taken again."""
+    at = ("before optim", 4)
+    options = {"checkpointing": rl.Checkpointing(weights_every=100)}
+    weights = {}
+
+    def keep_weights(step):
+        weights[step.n] = published_weights(model)
+
+    with copies(monkeypatch, tmp_path / "run", lambda *instant: instant == at) as made:
+        trainer = make_trainer(model, tmp_path / "run", **(OPTIONS | options))
+        rl.run(trainer, ROWS, steps=STEPS, on_step=keep_weights)
+    run_dir, found = made[at], {}
+    shutil.rmtree(run_dir / "checkpoints")
+    original = RunLog.started_again
+
+    def note_weights(self):
+        found[len(metrics_of(run_dir))] = published_weights(model)
+        return original(self)
+
+    monkeypatch.setattr(RunLog, "started_again", note_weights)
+    resume(model, run_dir, **options)
+    check_whole(run_dir)
+    ((steps, resumed),) = found.items()
+    assert steps >= 3 and np.array_equal(resumed.view(np.int32), weights[steps].view(np.int32))
+
+
 def test_a_run_may_be_killed_and_resumed_again_and_again(model, tmp_path, monkeypatch):
     run_dir, random = tmp_path / "run", np.random.default_rng(7)
     at = ("after segment", 60)

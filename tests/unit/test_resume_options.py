@@ -116,7 +116,7 @@ def test_where_every_checkpoint_is_damaged_a_good_copy_of_what_is_named_is_the_r
     assert "saves its first one" not in message
 
 
-def test_what_ended_in_start_up_has_lost_nothing_and_goes_on(here):
+def test_a_run_without_a_checkpoint_goes_on_if_its_journal_goes_back_to_its_start(here):
     config = make_run(here / "run", done=0)
     shutil.rmtree(here / "run" / "checkpoints")
     (here / "run" / "journal").mkdir()
@@ -127,6 +127,8 @@ def test_what_ended_in_start_up_has_lost_nothing_and_goes_on(here):
     assert (found.config, found.done, found.looks_complete) == (config, 0, False)
     with open(here / "run" / "journal" / "00000001.log", "ab") as file:
         file.write(b"what it decided then")
+    assert parse_resume(["--resume", "run"]).config == config
+    (here / "run" / "journal" / "00000000.log").unlink()
     assert "run holds no checkpoint to go on from" in refusal("--resume", "run")
 
 
