@@ -145,7 +145,8 @@ class AsyncTrainer:
             if resumption is not None:
                 record_changes(directory, description)
             # What exists now (modules, rows) outlives the run: walking it in every collection cost a tenth of this
-            # process.
+            # process. What an earlier run has left goes first, descriptors among it: frozen, it would stay for good.
+            gc.collect()
             gc.freeze()
             with (
                 closing(Journal(directory)) as journal,

@@ -38,6 +38,21 @@ def test_processes_that_died_between_two_runs_are_started_anew(model, tmp_path):
         assert audit(tmp_path / role) == 0
 
 
+def test_a_run_leaves_no_descriptor_to_the_next(model, tmp_path):
+    """Nor to the one after that: what a run has left is garbage, of which none is to be there for good."""
+
+    def num_ledgers(step):
+        found.append(sum("headway-ledger" in os.readlink(link) for link in links() if os.path.lexists(link)))
+
+    def links():
+        return [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+
+    found = []
+    for run in range(3):
+        rl.run(make_trainer(model, tmp_path / str(run)), ROWS, steps=1, on_step=num_ledgers)
+    assert found[0] == found[1] == found[2] > 0
+
+
 def test_run_that_was_cancelled_in_its_start_does_not_reach_into_the_next(model, tmp_path, monkeypatch):
     """A new learner is halted before it can read the first run's start message. Then the next run starts, with another
     number of slots, and the learner wakes: that run is not to meet the first one's memory or answers.
