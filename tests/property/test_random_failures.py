@@ -9,24 +9,11 @@ from collections import Counter
 import pytest
 
 from pipeline.rollouts.running_group import GroupFailed
-from tests.unit.played_rollouts import Hosts, Played
+from tests.unit.played_rollouts import Events, Hosts, Played
 from workers.messages import EnvironmentReplies, EnvironmentReply
 
 MAX_RETRIES = 2
 DOWN_TICKS = 7  # from a loss to the next process
-
-
-class Events:
-    """An audit log that only remembers."""
-
-    def __init__(self):
-        self.logged = []
-
-    def log(self, event, **fields):
-        self.logged.append({"event": event} | fields)
-
-    def of(self, kind):
-        return [event for event in self.logged if event["event"] == kind]
 
 
 class UnrulyHosts(Hosts):

@@ -137,6 +137,19 @@ class Hosts:
             reply({"reward": 0.0} if call.call == "truncate" else {})
 
 
+class Events:
+    """An audit log that only remembers."""
+
+    def __init__(self):
+        self.logged = []
+
+    def log(self, event, **fields):
+        self.logged.append({"event": event} | fields)
+
+    def of(self, kind):
+        return [event for event in self.logged if event["event"] == kind]
+
+
 class Log(RolloutLog):
     """Remembers every trajectory that ended, also discarded ones."""
 

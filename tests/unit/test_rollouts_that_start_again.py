@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from played_rollouts import Hosts, Played
+from played_rollouts import Events, Hosts, Played
 from test_rollouts import WAIT, assert_nothing_is_left, group, member
 
 from pipeline.rollouts.completion import GROUP_DEADLINE
@@ -37,19 +37,6 @@ class LosingHosts(Hosts):
         requests = [call.request for call in calls if (call.group, call.member) == self._fails]
         client.lost(0, "it died", dict.fromkeys(requests, "It hung."), suspects)
         asyncio.get_running_loop().call_later(DOWN_TICKS, client.back, 0)
-
-
-class Events:
-    """An audit log that only remembers."""
-
-    def __init__(self):
-        self.logged = []
-
-    def log(self, event, **fields):
-        self.logged.append({"event": event} | fields)
-
-    def of(self, kind):
-        return [event for event in self.logged if event["event"] == kind]
 
 
 def play(script, *ticks, fails=None, budget=None, completion=WAIT, concurrency=8, **options):
