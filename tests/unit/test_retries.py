@@ -3,9 +3,8 @@
 import asyncio
 
 import pytest
-from played_rollouts import Hosts, Played
+from played_rollouts import Events, Hosts, Played
 from test_rollouts import WAIT, assert_nothing_is_left, group, member
-from test_rollouts_that_start_again import Events
 
 from pipeline.errors import HopelessError, TrajectoryError
 from pipeline.rollouts.completion import GROUP_DEADLINE
