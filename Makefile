@@ -29,7 +29,7 @@ test: export PYTHONDONTWRITEBYTECODE =
 test: $(TESTABLE) ## install into .venv and run the tests
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-soak: $(TESTABLE) ## the tests marked slow, then MINUTES of runs whose processes are killed and frozen at random
+soak: $(TESTABLE) ## the tests marked slow (up to an hour), then MINUTES of runs whose processes are killed and frozen at random
 	$(VENV)/bin/python -m pytest -m slow $(ARGS)
 	$(VENV)/bin/python -m bench.soak --minutes $(MINUTES) --out runs/soak
 
