@@ -50,7 +50,12 @@ def read_run_config(run_dir: Path) -> tuple[RunConfig, str | None]:
             f"with: {error}. Begin another run from its weights with --init {run_dir}."
         ) from error
     except HeadwayError as error:
-        raise ConfigError(f"The recipe of {run_dir} can't be used any more: {error}") from error
+        raise ConfigError(f"The recipe of {run_dir} can't be used any more: {_shortened(str(error))}") from error
+
+
+def _shortened(sentence: str) -> str:
+    """It may name a value of any length: nobody has typed it, and a terminal is small."""
+    return sentence if len(sentence) <= 2000 else f"{sentence[:1200]} … {sentence[-600:]}"
 
 
 def run_config_of(record: Mapping[str, Any]) -> RunConfig:

@@ -267,6 +267,7 @@ def change(path, field, value):
         ("trainer.optimizer.lr", "fast", ["config.trainer.optimizer.lr is 'fast'"]),
         ("trainer.optimizer.lr", -1.0, ["can't be used any more", "lr is -1.0"]),
         ("trainer.optimizer", {"class": "Muon"}, ["config.trainer.optimizer is"]),
+        ("model", "[" * 9000, ["task is 'guess'", "model is [[[", "… ", "or leave the model out"]),
         ("samplers", True, ["config.samplers is True"]),
         ("device", "cuda", ["cuda", "no NVIDIA GPU"]),
     ],
@@ -277,6 +278,7 @@ def test_a_recipe_that_this_version_or_machine_can_not_follow_is_refused_naming_
     message = refusal("--resume", "run")
     for part in parts:
         assert part in message
+    assert len(message) < 3000
 
 
 @pytest.mark.parametrize(
