@@ -21,7 +21,7 @@ from pipeline.commands.option_values import as_written
 from pipeline.commands.options import help_text
 from pipeline.commands.resume import Resume, is_resume, parse_resume
 from pipeline.commands.run_config import RunConfig
-from pipeline.commands.signals import end_by_signals, ignore_signals
+from pipeline.commands.signals import EXIT_CODES, end_by_signals, ignore_signals, signal_that_came
 from pipeline.config_checks import suggestion
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.run_files import EVENTS, is_run_directory
@@ -57,31 +57,39 @@ LATER = ("report", "top")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code and raises nothing but, after SIGTERM, SystemExit."""
+    """Run one command; returns its exit code, and raises only a SystemExit that isn't ours."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    end_by_signals()
-    warnings.showwarning = _show_warning
     try:
+        end_by_signals()
+        warnings.showwarning = _show_warning
         code = _command(arguments)
         sys.stdout.flush()
-        return code
-    except (ConfigError, ConfigTypeError) as error:
-        return _fail(as_written(str(error), {}), 2)
-    except HeadwayError as error:
-        return _fail(as_written(str(error), {}), 1)  # the library names its options as Python does
-    except KeyboardInterrupt:
+    except BaseException as error:
+        if signal_that_came() is None:
+            code = _code_of(error)
+    if (number := signal_that_came()) is not None:  # whatever became of what it has raised
         ignore_signals()
-        return 130
-    except SystemExit:
-        ignore_signals()
-        raise
-    except BrokenPipeError:
-        # The reader of our output is gone (`headway … | head`): nothing is left to say, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except Exception as error:  # the outermost frame: a bug of ours must not end in a page of stack trace
-        limit = refusal_in_words(error) if isinstance(error, OSError | MemoryError) else None
-        return _fail(limit, 1) if limit is not None else _fail_by_bug(error)
+        return EXIT_CODES[number]
+    return code
+
+
+def _code_of(error: BaseException) -> int:
+    """The exit code for a command that has raised `error`, told in one sentence."""
+    match error:
+        case ConfigError() | ConfigTypeError():
+            return _fail(as_written(str(error), {}), 2)
+        case HeadwayError():
+            return _fail(as_written(str(error), {}), 1)  # the library names its options as Python does
+        case BrokenPipeError():
+            # The reader of our output is gone (`headway … | head`): nothing is left to say, not even at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        case OSError() | MemoryError() if (limit := refusal_in_words(error)) is not None:
+            return _fail(limit, 1)
+        case Exception():  # the outermost frame: a bug of ours must not end in a page of stack trace
+            return _fail_by_bug(error)
+        case _:
+            raise error
 
 
 def _command(arguments: list[str]) -> int:

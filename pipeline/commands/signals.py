@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from typing import Any, Protocol
 
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
@@ -25,6 +24,8 @@ class Signals:
         self._task = asyncio.current_task()
         for number in EXIT_CODES:
             asyncio.get_running_loop().add_signal_handler(number, self._receive, number)
+        if signal_that_came() is not None:  # and what it has raised was swallowed; nothing has begun yet
+            raise KeyboardInterrupt
 
     def end_in_order(self, number: signal.Signals) -> None:
         """As if this signal had come first; nothing when one has come already."""
@@ -39,20 +40,33 @@ class Signals:
             self._task.cancel()
 
 
+_came: signal.Signals | None = None
+
+
 def end_by_signals() -> None:
-    """Until a run has its own way with signals: the first ends this process with its exit code when what has begun is
-    undone, the second one there and then.
+    """Until a run has its own way with signals: the first raises KeyboardInterrupt, so that what has begun is undone on
+    the way out; the second one ends this process there and then, with its exit code.
     """
+    global _came
+    _came = None
     for number in EXIT_CODES:
         signal.signal(number, _end)
 
 
+def signal_that_came() -> signal.Signals | None:
+    """The first signal since `end_by_signals`. That it has raised is not enough: Python drops what is raised in a
+    destructor or in the callback of a weak reference, some places wrap it in an error of theirs, and a bare `except` in
+    a user's module takes it all.
+    """
+    return _came
+
+
 def _end(number: int, _: Any) -> None:
-    for one in EXIT_CODES:  # KeyboardInterrupt, a second time, would be a stack trace of whatever just ran
-        signal.signal(one, lambda again, _: os._exit(EXIT_CODES[signal.Signals(again)]))
-    if number == signal.SIGINT:
-        raise KeyboardInterrupt
-    sys.exit(EXIT_CODES[signal.Signals(number)])
+    global _came
+    if _came is not None:
+        os._exit(EXIT_CODES[signal.Signals(number)])
+    _came = signal.Signals(number)
+    raise KeyboardInterrupt  # for SIGTERM too: asyncio and our own borders to users' code let it pass
 
 
 def ignore_signals() -> None:

@@ -62,6 +62,8 @@ def make_first(make_env: MakeEnv | dict[str, MakeEnv], name: str) -> MakeEnv | d
         return {part: make_first(make, part) for part, make in make_env.items()}
     try:
         made = [make_env()]
+    except KeyboardInterrupt:  # Ctrl-C
+        raise
     except BaseException as failure:  # whatever the user's __init__ raises, SystemExit too
         raise ConfigError(
             f"The environment {name} can't be made: {failure_text(failure)}. Its __init__ gets env_arguments by name. "

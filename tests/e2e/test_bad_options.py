@@ -164,7 +164,8 @@ def test_bad_command(refuse, arguments, part):
 def test_the_console_script_tells_the_version_and_refuses_at_once(call):
     headway = call.here / "headway.py"
     headway.write_text(
-        f"import sys; sys.path.insert(0, {str(RUN.parent)!r})\nfrom pipeline.commands.cli import main; sys.exit(main())"
+        f"import sys\nsys.path.insert(0, {str(RUN.parent)!r})\n"
+        "from pipeline.commands.entry import main\nsys.exit(main())"
     )
     assert_refused(call("audit", "nosuch", script=headway), "holds no events.jsonl")
     done = call("--version", script=headway)

@@ -35,7 +35,7 @@ def test_a_runs_checkpoint_is_measured_in_one_line(kept, run_dir):
 def test_ctrl_c_ends_it_in_order(run_dir):
     script = run_dir.parent / "headway.py"
     script.write_text(
-        f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom pipeline.commands.cli import main; sys.exit(main())"
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom pipeline.commands.entry import main; sys.exit(main())"
     )
     slow = ("--tool-latency", "fixed:60000")  # no trajectory ends before the signal
     measuring = RunPy(

@@ -5,6 +5,8 @@ import io
 import os
 import signal
 import stat
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -177,6 +179,20 @@ def test_signals_while_modules_load_end_the_run_in_silence(start, temporary, num
         time.sleep(0.01)
     assert (run.wait(), run.stderr) == (code, "")
     assert socket_directories(temporary) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_is_obeyed_where_a_module_swallows_all_exceptions_as_it_loads(tmp_path, number, code):
+    """A module of this name comes before the installed one, and sends the signal where an exception would be lost."""
+    (tmp_path / "msgpack.py").write_text(
+        f"import os\ntry:\n    os.kill(os.getpid(), {int(number)})\nexcept BaseException:\n    pass\n"
+        "raise ModuleNotFoundError(name='msgpack')\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, ROOT / "run.py"], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 
 def maps_any(pid, words):

@@ -36,7 +36,7 @@ def run(tmp_path_factory):
     root = tmp_path_factory.mktemp("smollm2")
     run_dir, exported = root / "run", root / "exported"
     python("run.py", "--config", RECIPE, "--model", MODEL, "--device", "cpu", "--run-dir", run_dir)
-    python("-c", "import sys; from pipeline.commands.cli import main; sys.exit(main())", "export", run_dir, exported)
+    python("-c", "import sys; from pipeline.commands.entry import main; sys.exit(main())", "export", run_dir, exported)
     return run_dir, exported
 
 

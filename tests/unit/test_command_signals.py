@@ -1,0 +1,99 @@
+"""A signal that comes before a run has its own way with signals ends the command, whatever becomes of what it raises."""
+
+import asyncio
+import contextlib
+import os
+import signal
+
+import pytest
+
+from pipeline.commands import cli
+from pipeline.commands.signals import Signals, end_by_signals, signal_that_came
+from pipeline.errors import ConfigError
+
+CODES = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    before = {number: signal.getsignal(number) for number, _ in CODES}
+    yield
+    end_by_signals()  # what came is forgotten
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def let_through(number):
+    os.kill(os.getpid(), number)
+    raise AssertionError("the signal has raised")
+
+
+def swallow(number):
+    """As a bare `except` does."""
+    with contextlib.suppress(BaseException):
+        let_through(number)
+    return 0
+
+
+def swallow_in_destructor(number):
+    """Python prints what a destructor raises, and goes on."""
+
+    class Dying:
+        def __del__(self):
+            let_through(number)
+
+    Dying()
+    return 0
+
+
+def wrap(number):
+    """As `type` does with what `__set_name__` raises, and a package with what its own import raises."""
+    try:
+        let_through(number)
+    except BaseException as error:
+        raise RuntimeError("wrapped") from error
+
+
+def refuse(number):
+    """As what reads users' code does with whatever it raises."""
+    try:
+        let_through(number)
+    except BaseException as error:
+        raise ConfigError("The environment can't be made.") from error
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(("number", "code"), CODES)
+@pytest.mark.parametrize("meets", [let_through, swallow, swallow_in_destructor, wrap, refuse])
+def test_signal_ends_the_command_whatever_it_meets(monkeypatch, capsys, meets, number, code):
+    monkeypatch.setattr(cli, "_command", lambda _: meets(number))
+    assert cli.main(["clean"]) == code
+    assert capsys.readouterr().out == ""
+    assert signal.getsignal(number) is signal.SIG_IGN  # the outcome is decided
+
+
+def test_run_is_not_begun_after_a_signal_that_was_swallowed():
+    class Run:
+        def request_stop(self):
+            raise AssertionError("there is nothing to end in order")
+
+    async def begin():
+        return Signals(Run())
+
+    end_by_signals()
+    swallow(signal.SIGTERM)
+    assert signal_that_came() == signal.SIGTERM
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(begin())
+    end_by_signals()  # the next command begins anew
+    assert asyncio.run(begin()).received is None
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit()])
+def test_what_ends_python_otherwise_passes(monkeypatch, error):
+    def fail(_):
+        raise error
+
+    monkeypatch.setattr(cli, "_command", fail)
+    with pytest.raises(type(error)):
+        cli.main(["clean"])
