@@ -8,10 +8,12 @@ of the time.
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
 from pipeline.version import VERSION as __version__
 
+# As `typing` has it, which takes ten times as long to load as the rest of this file: until a command has its signal
+# handlers, Python itself answers to Ctrl-C.
+TYPE_CHECKING = False
 if TYPE_CHECKING:  # for editors and type checkers; a test holds it against the table below
     from pipeline.advantages import Batchwise, GroupCentered
     from pipeline.chat.tiny import TerseChat, TinyChat
@@ -136,7 +138,7 @@ _NAMES_OF = {  # by module
 _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(_MODULE_OF[name]), name)

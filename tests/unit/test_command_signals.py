@@ -1,4 +1,4 @@
-"""A signal that comes before a run has its own way with signals ends the command, whatever becomes of what it raises."""
+"""A signal before a run has its own way with signals ends the command, whatever becomes of what it raises."""
 
 import asyncio
 import contextlib
