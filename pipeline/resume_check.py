@@ -8,11 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoints.saved import find_checkpoints
 from pipeline.config_checks import shown, warn
 from pipeline.errors import ConfigError
 from pipeline.json_lines import object_in
-from pipeline.run_files import EVENTS, METRICS
 
 GOALS = ("steps", "max_minutes")  # how far to go
 MAY_CHANGE = (*GOALS, "run_dir")  # where the directory is now says who resumes it
@@ -66,30 +64,6 @@ def nothing_left(*, steps: int, batches: int, is_saved: bool, is_measured: bool,
     if batches != steps:
         return batches > steps
     return is_saved and is_measured and status in ("completed", "stopped")
-
-
-def batches_done(run_dir: Path | str) -> int:
-    """By metrics.jsonl. Raises ConfigError."""
-    path = Path(run_dir, METRICS)
-    done = last_line(path).get("step", 0)
-    if type(done) is not int:
-        raise ConfigError(f"{path} is damaged: its last line tells of no step; restore it.")
-    return done
-
-
-def looks_complete(run_dir: Path | str, steps: int, *, evaluates: bool) -> bool:
-    """Whether nothing is left of a run of `steps` batches, by the last lines of its logs alone. It may miss that where
-    the journal, which the trainer asks (`Resumption.is_complete`), knows of more. Raises ConfigError.
-    """
-    found, _ = find_checkpoints(run_dir)
-    status = last_line(Path(run_dir, EVENTS)).get("status")
-    return nothing_left(
-        steps=steps,
-        batches=batches_done(run_dir),
-        is_saved=bool(found) and found[0].version == last_line(Path(run_dir, METRICS)).get("model_step", 0),
-        is_measured=status == "completed" or not evaluates,  # a stop may have cut the last one short
-        status=status,
-    )
 
 
 def last_line(path: Path) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from pipeline.commands.options import LATER, OPTIONS
 from pipeline.commands.run_config import RunConfig
 from pipeline.commands.stored_config import read_run_config
 from pipeline.errors import ConfigError
-from pipeline.resume_check import GOALS, batches_done, looks_complete
-from pipeline.run_files import EVENTS, LOGS, is_run_directory
+from pipeline.resume_check import GOALS, last_line, nothing_left
+from pipeline.run_files import EVENTS, LOGS, METRICS, is_run_directory
 from pipeline.run_lock import owner
 from shm.errors import HeadwayError
 from workers.machine.devices import resolve_devices
@@ -85,6 +85,30 @@ def parse_resume(arguments: Sequence[str]) -> Resume:
         started_in=started_in,
         done=batches_done(path),
         looks_complete=looks_complete(path, config.steps, evaluates=config.eval_every is not None),
+    )
+
+
+def batches_done(run_dir: Path) -> int:
+    """By metrics.jsonl. Raises ConfigError."""
+    path = Path(run_dir, METRICS)
+    done = last_line(path).get("step", 0)
+    if type(done) is not int:
+        raise ConfigError(f"{path} is damaged: its last line tells of no step; restore it.")
+    return done
+
+
+def looks_complete(run_dir: Path, steps: int, *, evaluates: bool) -> bool:
+    """Whether nothing is left of a run of `steps` batches, by the last lines of its logs alone. It may miss that where
+    the journal, which the trainer asks (`Resumption.is_complete`), knows of more. Raises ConfigError.
+    """
+    found, _ = find_checkpoints(run_dir)
+    status = last_line(Path(run_dir, EVENTS)).get("status")
+    return nothing_left(
+        steps=steps,
+        batches=batches_done(run_dir),
+        is_saved=bool(found) and found[0].version == last_line(Path(run_dir, METRICS)).get("model_step", 0),
+        is_measured=status == "completed" or not evaluates,  # a stop may have cut the last one short
+        status=status,
     )
 
 
