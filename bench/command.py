@@ -16,9 +16,9 @@ from pipeline.commands.arguments import read_arguments
 from pipeline.commands.option_values import as_written, convert
 from pipeline.commands.options import OPTIONS, Option
 from pipeline.commands.run_config import RunConfig
-from pipeline.config_json import installed_version
 from pipeline.errors import ConfigError
-from pipeline.run_directory import check_run_dir
+from pipeline.run_dir.config_json import installed_version
+from pipeline.run_dir.run_directory import check_run_dir
 from pipeline.version import VERSION
 from shm.errors import HeadwayError
 

@@ -17,7 +17,7 @@ from pipeline.chat.tool_formats import FORMATS
 from pipeline.checkpoints.saved import refuse_damaged, weights_directory
 from pipeline.config_checks import shown
 from pipeline.errors import ConfigError, ConfigTypeError
-from pipeline.run_files import is_run_directory
+from pipeline.run_dir.run_files import is_run_directory
 from shm.errors import HeadwayError
 from workers.model_config import ModelConfig
 from workers.model_files.config import read_model_config

@@ -14,13 +14,13 @@ from pipeline.chat.format import ChatFormat
 from pipeline.config_checks import check_choice, check_class, check_flag, check_integer, check_number, quoted, shown
 from pipeline.endpoint.openai_endpoint import OpenAIEndpoint
 from pipeline.errors import ConfigError, ConfigTypeError, RunError
-from pipeline.events import EventLog
 from pipeline.memory.estimate import HOST
 from pipeline.model_directory import TINY_NAME, TOOL_FORMATS, ModelSource, open_model, open_tiny
 from pipeline.processes.active_run import ActiveRun
 from pipeline.processes.learner.learner_history import LearnerHistory
 from pipeline.processes.system_limits import refuse_small_limits
 from pipeline.processes.worker.worker_pool import WorkerPool
+from pipeline.run_dir.events import EventLog
 from pipeline.run_spec import RunSpec
 from pipeline.tasks import TASKS
 from pipeline.user_code.source import EnvSource

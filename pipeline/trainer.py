@@ -14,28 +14,28 @@ from pipeline.beside_weights import own_model_files, read_model_files
 from pipeline.checkpoints.checkpoints import Checkpoints, require_room
 from pipeline.config import Adam, ForwardBackwardBatch, GroupCompletion, Truncation
 from pipeline.config_checks import is_plain_function, refuse_unknown, warn
-from pipeline.config_json import config_json
 from pipeline.data.split_rows import without_holdout
 from pipeline.dataset import check_rows, rows_digest
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
-from pipeline.events import EventLog
 from pipeline.journal.journal_files import Journal
-from pipeline.json_lines import JsonLines
 from pipeline.losses import Loss
 from pipeline.make_spec import make_rules, make_spec
 from pipeline.model_digest import files_digest, weights_digest
 from pipeline.model_directory import ModelSource
 from pipeline.rollouts.rollout_engine import RolloutEngine
-from pipeline.run_directory import (
+from pipeline.run_dir.config_json import config_json
+from pipeline.run_dir.events import EventLog
+from pipeline.run_dir.json_lines import JsonLines
+from pipeline.run_dir.run_directory import (
     make_default_run_dir,
     make_run_dir,
     one_run_dir,
     record_changes,
     refuse_other_place,
 )
-from pipeline.run_files import EVALUATIONS, EVENTS, LOGS, METRICS, SAMPLES
-from pipeline.run_lock import RunLock
+from pipeline.run_dir.run_files import EVALUATIONS, EVENTS, LOGS, METRICS, SAMPLES
+from pipeline.run_dir.run_lock import RunLock
 from pipeline.run_spec import RunSpec
 from pipeline.schedule import ScheduleRules
 from pipeline.stalls.run_report import moves_of, run_report

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipeline.events import EventLog
+from pipeline.run_dir.events import EventLog
 
 REPORT_SECONDS = 10.0  # a wait that lasts is reported this often
 LOOK_SECONDS = 1.0  # and looked at this often, for another reason and for processes that stand still

@@ -8,7 +8,7 @@ from pathlib import Path
 from pipeline.checkpoints.checkpoints import Checkpoints
 from pipeline.checkpoints.saved import find_checkpoints
 from pipeline.config import Checkpointing
-from pipeline.events import EventLog
+from pipeline.run_dir.events import EventLog
 from workers.model_files.checksum import checksum_of
 from workers.model_files.tensor_files import OPTIMIZER, SINGLE
 

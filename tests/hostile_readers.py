@@ -23,10 +23,10 @@ from pipeline.errors import ConfigError, JournalError, RunError
 from pipeline.journal.frames import FrameReader, frame, header
 from pipeline.journal.record_codec import pack_record, unpack_record
 from pipeline.journal.records import Admitted, BatchRecord, ChunkRecord, GivenUp, Ready
-from pipeline.json_lines import cut_torn_tail, read_lines
 from pipeline.rollouts.kept_members import RunningMember, pack_unfinished, read_kept
-from pipeline.run_files import LIVE, ROLLOUTS
-from pipeline.run_lock import owner
+from pipeline.run_dir.json_lines import cut_torn_tail, read_lines
+from pipeline.run_dir.run_files import LIVE, ROLLOUTS
+from pipeline.run_dir.run_lock import owner
 from pipeline.trajectory import Group, Span, Trajectory
 from shm.errors import LedgerError, QueueError
 from shm.ledger import Ledger, LedgerShape

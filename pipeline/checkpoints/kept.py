@@ -7,7 +7,7 @@ checkpoint, too, though nothing of it is in the run's directory.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from pipeline.run_files import FIRST_JOURNAL_FILE
+from pipeline.run_dir.run_files import FIRST_JOURNAL_FILE
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,9 @@ from pipeline.checkpoints.marker import (
 from pipeline.config_checks import warn
 from pipeline.errors import ConfigError
 from pipeline.journal.journal_files import is_blank, path_of
-from pipeline.run_files import CHECKPOINTS, EVENTS, FIRST_JOURNAL_FILE, JOURNAL, is_run_directory
-from pipeline.run_files import CONFIG as RUN_CONFIG
-from pipeline.synced_files import remove, sync_directory
+from pipeline.run_dir.run_files import CHECKPOINTS, EVENTS, FIRST_JOURNAL_FILE, JOURNAL, is_run_directory
+from pipeline.run_dir.run_files import CONFIG as RUN_CONFIG
+from pipeline.run_dir.synced_files import remove, sync_directory
 from workers.errors import CheckpointError
 from workers.model_files.tensor_files import OPTIMIZER, other_weights
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pipeline.errors import ConfigError
-from pipeline.run_files import CHECKPOINTS, ENDPOINT, EVENTS, JOURNAL, LIVE, is_run_directory
-from pipeline.run_lock import RunLock, owner
-from pipeline.synced_files import TEMPORARY, remove
+from pipeline.run_dir.run_files import CHECKPOINTS, ENDPOINT, EVENTS, JOURNAL, LIVE, is_run_directory
+from pipeline.run_dir.run_lock import RunLock, owner
+from pipeline.run_dir.synced_files import TEMPORARY, remove
 from workers.processes.sockets import sweep_all
 
 CLEAN_HELP = """Usage: headway clean [RUN_DIR…]

@@ -24,7 +24,7 @@ from pipeline.commands.run_config import RunConfig
 from pipeline.commands.signals import EXIT_CODES, end_by_signals, ignore_signals, signal_that_came
 from pipeline.config_checks import suggestion
 from pipeline.errors import ConfigError, ConfigTypeError
-from pipeline.run_files import EVENTS, is_run_directory
+from pipeline.run_dir.run_files import EVENTS, is_run_directory
 from pipeline.version import VERSION
 from shm.errors import HeadwayError
 from workers.machine.limits import refusal_in_words

@@ -18,7 +18,7 @@ from pipeline.commands.shared_config import SharedConfig, check_eval_rows
 from pipeline.commands.workload_config import WorkloadConfig
 from pipeline.config import Budget, Sampling, Schedule
 from pipeline.config_checks import check_class, check_integer, option
-from pipeline.config_json import config_json
+from pipeline.run_dir.config_json import config_json
 from pipeline.trainer_config import EngineConfig
 
 

@@ -15,7 +15,7 @@ from pipeline.errors import ConfigError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.evaluation.without_training import EvaluationRun
 from pipeline.rollouts.rollout_engine import RolloutEngine
-from pipeline.run_directory import make_default_run_dir, make_run_dir
+from pipeline.run_dir.run_directory import make_default_run_dir, make_run_dir
 
 REPORT_SECONDS = 10.0
 

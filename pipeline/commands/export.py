@@ -14,7 +14,7 @@ from pipeline.beside_weights import TOKENIZER_FILES, json_bytes, model_dtype, re
 from pipeline.checkpoints.marker import MARKER, Incomplete, check_complete
 from pipeline.checkpoints.saved import checkpoint_version, refuse_damaged, run_checkpoint
 from pipeline.errors import ConfigError
-from pipeline.synced_files import sync_directory, write_files
+from pipeline.run_dir.synced_files import sync_directory, write_files
 from workers.errors import CheckpointError
 from workers.machine.disk_space import require_space
 from workers.model_files.config import read_model_config

@@ -22,7 +22,7 @@ from pipeline.config import (
     Truncation,
 )
 from pipeline.losses import CISPO, LOSSES, PPO, CustomLoss, DecoupledPPO
-from pipeline.resume_check import GOALS
+from pipeline.run_dir.resume_check import GOALS
 from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig, TrainerConfig
 

@@ -12,7 +12,7 @@ from pipeline.config_checks import ConfigWarning
 from pipeline.endpoint.openai_endpoint import OpenAIEndpoint
 from pipeline.model_directory import TINY_NAME
 from pipeline.rollouts.rollout_engine import RolloutEngine
-from pipeline.run_files import ENDPOINT
+from pipeline.run_dir.run_files import ENDPOINT
 from pipeline.supervisor import Supervisor
 from pipeline.trainer_config import EngineConfig
 

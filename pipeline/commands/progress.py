@@ -15,7 +15,7 @@ from rich.text import Text
 
 from pipeline.checkpoints.saved import goes_on_from_start
 from pipeline.evaluation.evaluator import Evaluation
-from pipeline.run_files import CHECKPOINTS, CONFIG, EVALUATIONS, EVENTS, JOURNAL, LOGS, METRICS, SAMPLES
+from pipeline.run_dir.run_files import CHECKPOINTS, CONFIG, EVALUATIONS, EVENTS, JOURNAL, LOGS, METRICS, SAMPLES
 
 WAIT_SECONDS = 10.0  # without a plain line, after which one tells whom the trainer waits for
 PLAIN_SECONDS = 2.0  # least time between two plain lines; the first and the last step always have one

@@ -12,9 +12,9 @@ from pipeline.commands.options import LATER, OPTIONS
 from pipeline.commands.run_config import RunConfig
 from pipeline.commands.stored_config import read_run_config
 from pipeline.errors import ConfigError
-from pipeline.resume_check import GOALS, last_line, nothing_left
-from pipeline.run_files import EVENTS, LOGS, METRICS, is_run_directory
-from pipeline.run_lock import owner
+from pipeline.run_dir.resume_check import GOALS, last_line, nothing_left
+from pipeline.run_dir.run_files import EVENTS, LOGS, METRICS, is_run_directory
+from pipeline.run_dir.run_lock import owner
 from shm.errors import HeadwayError
 from workers.machine.devices import resolve_devices
 

@@ -15,8 +15,8 @@ from pipeline.commands.workload_config import EnvironmentTable, WorkloadConfig
 from pipeline.config import Sampling
 from pipeline.errors import ConfigError
 from pipeline.model_directory import TOOL_FORMATS
-from pipeline.run_directory import read_config
-from pipeline.run_files import CONFIG
+from pipeline.run_dir.run_directory import read_config
+from pipeline.run_dir.run_files import CONFIG
 from shm.layout import ELEMENT_BYTES
 
 

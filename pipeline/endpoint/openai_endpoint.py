@@ -12,7 +12,7 @@ from pipeline.config_checks import check_integer, check_number, shown
 from pipeline.endpoint.chat_request import Served
 from pipeline.endpoint.sessions import TOKEN_BYTES, Sessions
 from pipeline.errors import ConfigError, ConfigTypeError
-from pipeline.run_files import ENDPOINT
+from pipeline.run_dir.run_files import ENDPOINT
 from pipeline.user_code.named import checked_path
 from pipeline.user_code.source import EnvSource
 

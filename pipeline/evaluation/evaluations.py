@@ -18,12 +18,12 @@ from pipeline.chat.format import ChatFormat
 from pipeline.dataset import ENVIRONMENT_KEY, row_id
 from pipeline.errors import RunError, TrajectoryError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator, evaluation_concurrency
-from pipeline.json_lines import JsonLines
 from pipeline.processes.active_run import ActiveRun
 from pipeline.processes.opening import Stopped
 from pipeline.rollouts.rollout_log import RolloutLog
 from pipeline.rollouts.rollouts import GroupFailed, Rollouts
 from pipeline.rollouts.sampling_counters import SamplingCounters
+from pipeline.run_dir.json_lines import JsonLines
 from pipeline.schedule import Admission
 from pipeline.trainer_config import EngineConfig
 from pipeline.trajectory import Trajectory

@@ -10,12 +10,12 @@ from typing import Any
 
 from pipeline.evaluation.evaluations import Evaluations
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
-from pipeline.events import EventLog
-from pipeline.json_lines import JsonLines
 from pipeline.make_spec import make_evaluation_spec
 from pipeline.processes.opening import Stopped, unless_stopped
 from pipeline.rollouts.rollout_engine import RolloutEngine
-from pipeline.run_files import EVALUATIONS, EVENTS, LOGS
+from pipeline.run_dir.events import EventLog
+from pipeline.run_dir.json_lines import JsonLines
+from pipeline.run_dir.run_files import EVALUATIONS, EVENTS, LOGS
 from pipeline.waits import Waits
 
 

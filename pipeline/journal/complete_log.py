@@ -11,8 +11,8 @@ from pipeline.errors import JournalError
 from pipeline.journal.journal_files import cut_torn_end, events_before, read
 from pipeline.journal.log_state import DECISIONS, LogState
 from pipeline.journal.missing_events import missing_events
-from pipeline.json_lines import JsonLines, cut_torn_tail, read_lines
-from pipeline.run_files import EVENTS, JOURNAL
+from pipeline.run_dir.json_lines import JsonLines, cut_torn_tail, read_lines
+from pipeline.run_dir.run_files import EVENTS, JOURNAL
 
 
 def complete_log(run_dir: str | os.PathLike[str], num_steps: int) -> LogState:

@@ -3,11 +3,11 @@
 In this order, so that after a kill the log may lack what the journal has, never the other way round.
 """
 
-from pipeline.events import EventLog
 from pipeline.journal.journal_files import Journal
 from pipeline.journal.missing_events import batch_fields
 from pipeline.journal.records import Admitted, BatchRecord, GivenUp, Ready, Record
 from pipeline.journal.run_state import RunState
+from pipeline.run_dir.events import EventLog
 from pipeline.schedule import Admission
 from pipeline.trajectory import Group
 

@@ -9,7 +9,6 @@ from weakref import WeakMethod
 
 from pipeline.endpoint.openai_endpoint import OpenAIEndpoint
 from pipeline.errors import RunError, of_a_message
-from pipeline.events import EventLog
 from pipeline.gather import gather_all
 from pipeline.processes.environment.environment_client import EnvironmentClient
 from pipeline.processes.environment.environment_hosts import EnvironmentHosts
@@ -23,6 +22,7 @@ from pipeline.processes.worker.run_blocks import RunBlocks
 from pipeline.processes.worker.run_workers import RunWorkers, process_name
 from pipeline.processes.worker.worker_pool import WorkerPool
 from pipeline.processes.worker.worker_watch import WorkerWatch
+from pipeline.run_dir.events import EventLog
 from pipeline.run_spec import RunSpec
 from pipeline.user_code.source import EnvSource
 from shm.ledger import WorkerRow

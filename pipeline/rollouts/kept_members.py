@@ -16,7 +16,7 @@ import msgpack
 from pipeline.config_checks import warn
 from pipeline.errors import JournalError
 from pipeline.journal.record_codec import pack_trajectory, unpack_trajectory
-from pipeline.run_files import ROLLOUTS
+from pipeline.run_dir.run_files import ROLLOUTS
 from pipeline.trajectory import Trajectory
 
 FORMAT = 1

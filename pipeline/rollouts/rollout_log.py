@@ -1,9 +1,9 @@
 """What rollouts tell the audit log and the sampling counters, in one place: the words of each event."""
 
 from pipeline.errors import TookTooLongError, TrajectoryError
-from pipeline.events import EventLog
 from pipeline.processes.sampler.sampler_client import SegmentResult
 from pipeline.rollouts.sampling_counters import SamplingCounters
+from pipeline.run_dir.events import EventLog
 from pipeline.trajectory import Trajectory
 from workers.messages import EnvironmentReply
 

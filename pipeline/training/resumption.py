@@ -21,11 +21,11 @@ from pipeline.journal.complete_log import complete_log
 from pipeline.journal.journal_files import is_blank, path_of, read
 from pipeline.journal.log_state import LoggedMember, LogState
 from pipeline.journal.run_state import RunState
-from pipeline.json_lines import cut_torn_tail, read_lines
-from pipeline.resume_check import nothing_left, refuse_changed, warn_of_versions
 from pipeline.rollouts.kept_members import KeptMembers, read_kept
-from pipeline.run_directory import read_config
-from pipeline.run_files import EVALUATIONS, FIRST_JOURNAL_FILE, JOURNAL, METRICS, SAMPLES
+from pipeline.run_dir.json_lines import cut_torn_tail, read_lines
+from pipeline.run_dir.resume_check import nothing_left, refuse_changed, warn_of_versions
+from pipeline.run_dir.run_directory import read_config
+from pipeline.run_dir.run_files import EVALUATIONS, FIRST_JOURNAL_FILE, JOURNAL, METRICS, SAMPLES
 from pipeline.schedule import Scheduler, ScheduleRules
 from pipeline.training.run_history import start_of
 from pipeline.trajectory import Trajectory

@@ -10,7 +10,7 @@ from pipeline.journal.journal_files import path_of, read
 from pipeline.journal.records import BatchRecord, rows_of
 from pipeline.journal.run_state import RunState, TrainingNow
 from pipeline.processes.learner.learner_history import PastUpdate
-from pipeline.run_files import FIRST_JOURNAL_FILE, JOURNAL
+from pipeline.run_dir.run_files import FIRST_JOURNAL_FILE, JOURNAL
 from pipeline.run_warnings import warn_of_run
 from workers.errors import CheckpointError
 

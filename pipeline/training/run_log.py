@@ -1,8 +1,8 @@
 """What a run as a whole leaves in its logs: its `run` and `end` events, what starts again, a line for each step."""
 
-from pipeline.events import EventLog
 from pipeline.journal.run_state import RunState
-from pipeline.json_lines import JsonLines
+from pipeline.run_dir.events import EventLog
+from pipeline.run_dir.json_lines import JsonLines
 from pipeline.schedule import ScheduleRules
 from pipeline.trainer_config import TrainerConfig
 from pipeline.training.resumption import Resumption

@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.config_checks import shown
 from pipeline.data.mixed_rows import MixedRows
 from pipeline.dataset import ENVIRONMENT_KEY, row_id
-from pipeline.json_lines import JsonLines
+from pipeline.run_dir.json_lines import JsonLines
 from pipeline.trainer_config import TrainerConfig
 from pipeline.trajectory import Group, Trajectory
 

@@ -12,18 +12,18 @@ from pipeline.checkpoints.checkpoints import Checkpoints
 from pipeline.data.mixed_rows import MixedRows
 from pipeline.evaluation.evaluations import Evaluations
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
-from pipeline.events import EventLog
 from pipeline.journal.journal_files import Journal
 from pipeline.journal.recorder import Recorder
 from pipeline.journal.run_state import RunState
-from pipeline.json_lines import JsonLines
 from pipeline.processes.active_run import ActiveRun
 from pipeline.processes.opening import Stopped, unless_stopped
 from pipeline.rollouts.rollout_engine import RolloutEngine
 from pipeline.rollouts.rollout_log import RolloutLog
 from pipeline.rollouts.rollouts import Rollouts
 from pipeline.rollouts.sampling_counters import SamplingCounters
-from pipeline.run_lock import RunLock
+from pipeline.run_dir.events import EventLog
+from pipeline.run_dir.json_lines import JsonLines
+from pipeline.run_dir.run_lock import RunLock
 from pipeline.run_spec import RunSpec
 from pipeline.run_warnings import warn_of_run
 from pipeline.schedule import ScheduleRules

@@ -10,14 +10,14 @@ import pytest
 from running import audit, events_of, make_trainer
 
 import pipeline as rl
-from pipeline import run_lock
 from pipeline.checkpoints import checkpoints
 from pipeline.checkpoints.saved import complete_checkpoints
 from pipeline.config_checks import ConfigWarning
 from pipeline.journal.journal_files import Journal
 from pipeline.journal.records import BatchRecord
-from pipeline.json_lines import JsonLines
-from pipeline.run_lock import owner
+from pipeline.run_dir import run_lock
+from pipeline.run_dir.json_lines import JsonLines
+from pipeline.run_dir.run_lock import owner
 from pipeline.tasks import guess
 from shm.block import Block
 from shm.ledger import Ledger, LedgerShape

@@ -10,8 +10,8 @@ from running import audit, events_of, make_trainer
 
 import pipeline as rl
 from pipeline.data.row_order import RowOrder
-from pipeline.json_lines import JsonLines
 from pipeline.processes.environment.environment_client import EnvironmentClient
+from pipeline.run_dir.json_lines import JsonLines
 from pipeline.tasks import guess
 
 ROWS = guess.train_rows(0)

@@ -12,7 +12,7 @@ import pipeline as rl
 from bench.small_models import FAMILIES, write_small_model
 from pipeline.evaluation.without_training import EvaluationRun
 from pipeline.model_directory import open_model, open_tiny
-from pipeline.run_directory import make_run_dir
+from pipeline.run_dir.run_directory import make_run_dir
 from pipeline.tasks import TASKS, calculator, guess, search
 from workers.model_config import TINY
 from workers.model_files.flat_weights import load_flat

@@ -19,7 +19,7 @@ from bench.small_models import write_small_model
 from pipeline.chat.format import ParsedTurn
 from pipeline.chat.model_chat import load_chat
 from pipeline.evaluation.without_training import EvaluationRun
-from pipeline.run_directory import make_run_dir
+from pipeline.run_dir.run_directory import make_run_dir
 
 ROOT = Path(__file__).parent.parent.parent
 SECONDS = 60.0

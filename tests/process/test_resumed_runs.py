@@ -16,10 +16,10 @@ import pytest
 import pipeline as rl
 from pipeline.checkpoints.saved import complete_checkpoints
 from pipeline.errors import ConfigError
-from pipeline.events import EventLog
 from pipeline.journal.journal_files import Journal, read
 from pipeline.journal.records import BatchRecord
-from pipeline.json_lines import JsonLines
+from pipeline.run_dir.events import EventLog
+from pipeline.run_dir.json_lines import JsonLines
 from pipeline.tasks import guess
 from pipeline.training.run_log import RunLog
 from tests.process import process_envs

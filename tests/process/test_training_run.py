@@ -14,8 +14,8 @@ import pytest
 from running import audit, events_of, make_trainer, worker_processes
 
 import pipeline as rl
-from pipeline.json_lines import JsonLines
-from pipeline.run_files import METRICS
+from pipeline.run_dir.json_lines import JsonLines
+from pipeline.run_dir.run_files import METRICS
 from pipeline.tasks import guess
 from workers.errors import WorkerDied
 

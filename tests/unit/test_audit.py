@@ -10,7 +10,7 @@ import pytest
 
 from pipeline import audit
 from pipeline.audit import Audit
-from pipeline.events import FIELDS, OPTIONAL
+from pipeline.run_dir.events import FIELDS, OPTIONAL
 
 # What the log tells but nothing else in it can confirm.
 TOLD_ONCE = {"t", "row", "sampler", "kv_version", "cached", "seconds", "reward", "slot", "bytes", "steps", "masked"}

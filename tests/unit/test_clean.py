@@ -8,8 +8,8 @@ import pytest
 
 from pipeline.commands import clean as clean_module
 from pipeline.commands.cli import main
-from pipeline.run_files import LIVE
-from pipeline.run_lock import RunLock
+from pipeline.run_dir.run_files import LIVE
+from pipeline.run_dir.run_lock import RunLock
 from workers.processes.sockets import Swept
 
 

@@ -13,7 +13,7 @@ from pipeline.errors import JournalError
 from pipeline.journal.complete_log import complete_log
 from pipeline.journal.journal_files import Journal
 from pipeline.journal.records import Admitted, BatchRecord, GivenUp, Ready
-from pipeline.json_lines import read_lines
+from pipeline.run_dir.json_lines import read_lines
 from pipeline.trajectory import Group, Span, Trajectory
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import pipeline as rl
-from pipeline.json_lines import JsonLines
+from pipeline.run_dir.json_lines import JsonLines
 from workers.message_codec import decode, encode
 from workers.messages import EnvironmentCall, Environments
 

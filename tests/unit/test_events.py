@@ -7,8 +7,8 @@ import os
 import pytest
 
 from pipeline.errors import RunError
-from pipeline.events import FIELDS, EventLog
-from pipeline.json_lines import JsonLines
+from pipeline.run_dir.events import FIELDS, EventLog
+from pipeline.run_dir.json_lines import JsonLines
 
 
 def read(path):

@@ -15,7 +15,7 @@ from pipeline.rollouts.kept_members import (
 )
 from pipeline.rollouts.sampled_turns import SampledTurns
 from pipeline.rollouts.trajectory_loop import TrajectoryLoop
-from pipeline.run_files import ROLLOUTS
+from pipeline.run_dir.run_files import ROLLOUTS
 from pipeline.trajectory import Span, Trajectory
 from tests.unit.played_trajectory import STOP, Chat
 from workers.messages import EnvironmentReply, ToolRecord

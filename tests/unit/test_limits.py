@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import pipeline as rl
-from pipeline import run_directory
 from pipeline.commands import cli
 from pipeline.errors import ConfigError, RunError
 from pipeline.processes import system_limits
@@ -18,7 +17,8 @@ from pipeline.processes.system_limits import largest_bytes, needed_descriptors, 
 from pipeline.processes.worker import worker_pool
 from pipeline.processes.worker.worker_handle import WorkerHandle
 from pipeline.processes.worker.worker_pool import WorkerPool
-from pipeline.run_directory import make_run_dir
+from pipeline.run_dir import run_directory
+from pipeline.run_dir.run_directory import make_run_dir
 from pipeline.tasks import guess
 from workers.machine import limits
 from workers.machine.limits import free_names, memory_kills, refusal_in_words, require_threads

@@ -16,9 +16,9 @@ from pipeline.commands.stored_config import run_config_of
 from pipeline.commands.workload import open_workload
 from pipeline.commands.workload_config import WorkloadConfig
 from pipeline.config import Budget, ForwardBackwardBatch, GroupCompletion, KVCache, Sampling, Schedule
-from pipeline.config_json import plain
 from pipeline.errors import ConfigError
-from pipeline.run_directory import make_default_run_dir, make_run_dir
+from pipeline.run_dir.config_json import plain
+from pipeline.run_dir.run_directory import make_default_run_dir, make_run_dir
 from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig
 

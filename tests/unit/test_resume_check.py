@@ -8,12 +8,12 @@ import pytest
 
 from pipeline.config import Adam, Checkpointing, GroupCompletion
 from pipeline.config_checks import ConfigWarning
-from pipeline.config_json import config_json
 from pipeline.dataset import rows_digest
 from pipeline.errors import ConfigError
 from pipeline.losses import CISPO, PPO
-from pipeline.resume_check import refuse_changed, warn_of_versions
-from pipeline.run_directory import make_run_dir, refuse_other_place
+from pipeline.run_dir.config_json import config_json
+from pipeline.run_dir.resume_check import refuse_changed, warn_of_versions
+from pipeline.run_dir.run_directory import make_run_dir, refuse_other_place
 from pipeline.trainer_config import EngineConfig, TrainerConfig
 from pipeline.training.resumption import find_run
 from tests.complete_checkpoints import complete

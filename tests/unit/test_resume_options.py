@@ -15,8 +15,8 @@ from pipeline.commands.resume import parse_resume
 from pipeline.errors import ConfigError
 from pipeline.journal.frames import header
 from pipeline.journal.run_state import RunState
-from pipeline.run_directory import make_run_dir, record_changes
-from pipeline.run_lock import RunLock
+from pipeline.run_dir.run_directory import make_run_dir, record_changes
+from pipeline.run_dir.run_lock import RunLock
 from pipeline.training.resumption import find_run, read_resumption
 from tests.complete_checkpoints import complete
 

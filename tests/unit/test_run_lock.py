@@ -10,10 +10,10 @@ import time
 
 import pytest
 
-from pipeline import run_lock
 from pipeline.config_checks import ConfigWarning
 from pipeline.errors import ConfigError
-from pipeline.run_lock import RunLock, owner
+from pipeline.run_dir import run_lock
+from pipeline.run_dir.run_lock import RunLock, owner
 
 
 @pytest.fixture(autouse=True)

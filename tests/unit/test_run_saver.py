@@ -9,11 +9,11 @@ import pytest
 from pipeline.checkpoints.checkpoints import Checkpoints
 from pipeline.checkpoints.saved import find_checkpoints
 from pipeline.config import Checkpointing
-from pipeline.events import EventLog
 from pipeline.journal.journal_files import Journal, read
 from pipeline.journal.recorder import Recorder
 from pipeline.journal.records import Admitted, BatchRecord, Ready
 from pipeline.journal.run_state import RunState
+from pipeline.run_dir.events import EventLog
 from pipeline.run_warnings import RunWarning
 from pipeline.schedule import Admission
 from pipeline.training.resumption import read_resumption

@@ -12,7 +12,7 @@ from played_trajectory import MORE, STOP, Environment, Played, go_on, segment
 from pipeline.commands.make_run_config import parse
 from pipeline.data.mixed_rows import mix_rows
 from pipeline.errors import ConfigError
-from pipeline.json_lines import JsonLines
+from pipeline.run_dir.json_lines import JsonLines
 from pipeline.training.sample_log import SampleLog, as_json
 from pipeline.trajectory import Group, Span, Trajectory
 

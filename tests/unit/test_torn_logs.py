@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline import json_lines
 from pipeline.errors import RunError
-from pipeline.events import EventLog
-from pipeline.json_lines import JsonLines, cut_torn_tail, read_lines
+from pipeline.run_dir import json_lines
+from pipeline.run_dir.events import EventLog
+from pipeline.run_dir.json_lines import JsonLines, cut_torn_tail, read_lines
 
 CASE = Path(__file__).parent.parent / "data" / "cases" / "HR70" / "torn.jsonl"
 

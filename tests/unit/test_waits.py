@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pipeline.events import EventLog
+from pipeline.run_dir.events import EventLog
 from pipeline.waits import Culprit, Waits
 
 

@@ -10,8 +10,8 @@ from pipeline.commands.options import OPTIONS
 from pipeline.commands.run_config import OWN_BUDGET, OWN_RECIPE
 from pipeline.commands.stored_config import run_config_of
 from pipeline.commands.workload_config import EnvironmentConfig, EnvironmentTable, WorkloadConfig
-from pipeline.config_json import plain
 from pipeline.errors import ConfigError
+from pipeline.run_dir.config_json import plain
 
 ENV = ("--env", "my_envs:Search")
 DATA = ("--data", "train.jsonl")

@@ -7,7 +7,6 @@ from typing import Any
 
 from pipeline.environments.activity import private_board
 from pipeline.environments.thread import EnvironmentThread
-from pipeline.events import EventLog
 from pipeline.gather import gather_all
 from pipeline.processes.environment.environment_client import EnvironmentClient
 from pipeline.processes.environment.environment_watch import EnvironmentWatch
@@ -15,6 +14,7 @@ from pipeline.processes.worker.restarts import Restarts
 from pipeline.processes.worker.run_blocks import RunBlocks
 from pipeline.processes.worker.run_workers import RunWorkers, process_name
 from pipeline.processes.worker.worker_handle import WorkerHandle
+from pipeline.run_dir.events import EventLog
 from pipeline.run_spec import RunSpec
 from pipeline.user_code.source import EnvSource
 from shm.ledger import WorkerRow

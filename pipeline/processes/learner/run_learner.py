@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import RunError, of_a_message
-from pipeline.events import EventLog
 from pipeline.processes.learner.learner_client import LearnerClient
 from pipeline.processes.learner.learner_history import LearnerHistory, NothingTrained
 from pipeline.processes.learner.learner_replay import NOWHERE, LearnerReplay
@@ -15,6 +14,7 @@ from pipeline.processes.learner.slot_table import SlotTable
 from pipeline.processes.worker.restarts import Restarts
 from pipeline.processes.worker.run_blocks import RunBlocks
 from pipeline.processes.worker.run_workers import RunWorkers
+from pipeline.run_dir.events import EventLog
 from pipeline.run_spec import RunSpec
 from pipeline.run_warnings import warn_of_run
 from workers.errors import WorkerDied, WorkerFailed

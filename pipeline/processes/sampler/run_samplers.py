@@ -5,12 +5,12 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from pipeline.events import EventLog
 from pipeline.gather import gather_all
 from pipeline.processes.sampler.sampler_client import RequestLimit, SamplerClient
 from pipeline.processes.worker.restarts import Restarts
 from pipeline.processes.worker.run_blocks import RunBlocks
 from pipeline.processes.worker.run_workers import RunWorkers
+from pipeline.run_dir.events import EventLog
 from workers.errors import WorkerDied, WorkerFailed
 
 

@@ -5,9 +5,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from pipeline.errors import RunError
-from pipeline.events import EventLog
 from pipeline.processes.worker.run_workers import RunWorkers
 from pipeline.processes.worker.worker_handle import WorkerHandle
+from pipeline.run_dir.events import EventLog
 from pipeline.run_warnings import warn_of_run
 from workers.errors import WorkerDied, WorkerFailed
 

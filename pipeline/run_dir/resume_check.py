@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.config_checks import shown, warn
 from pipeline.errors import ConfigError
-from pipeline.json_lines import object_in
+from pipeline.run_dir.json_lines import object_in
 
 GOALS = ("steps", "max_minutes")  # how far to go
 MAY_CHANGE = (*GOALS, "run_dir")  # where the directory is now says who resumes it

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.json_lines import JsonLines
+from pipeline.run_dir.json_lines import JsonLines
 
 # Fields of each event beside `t` and `event`.
 FIELDS: dict[str, str] = {

@@ -12,9 +12,9 @@ from typing import Any
 from pipeline.config import Checkpointing
 from pipeline.config_checks import check_path
 from pipeline.errors import ConfigError
-from pipeline.resume_check import GOALS
-from pipeline.run_files import CONFIG, EVENTS, LOGS, METRICS
-from pipeline.synced_files import replace_file, sync_directory
+from pipeline.run_dir.resume_check import GOALS
+from pipeline.run_dir.run_files import CONFIG, EVENTS, LOGS, METRICS
+from pipeline.run_dir.synced_files import replace_file, sync_directory
 from workers.machine.limits import refusal_in_words
 
 # A directory with one of these holds a run.

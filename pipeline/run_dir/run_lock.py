@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline.config_checks import warn
 from pipeline.errors import ConfigError, RunError
-from pipeline.run_files import LIVE
+from pipeline.run_dir.run_files import LIVE
 
 LOOK_SECONDS = 1.0  # someone who asks whether a run lives holds the lock for microseconds
 RETRY_SECONDS = 0.01
