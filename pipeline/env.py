@@ -28,7 +28,7 @@ from pipeline.dataset import why_not_plain
 from pipeline.environments.tool_calls import run_tool_call
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.gather import gather_all
-from pipeline.tools import tool, tools_of
+from pipeline.user_code.tools import tool, tools_of
 from workers.messages import ToolRecord
 
 __all__ = ["Env", "ToolCall", "TrajectoryView", "Turn", "TurnResult", "as_messages", "check_env_class", "tool"]

@@ -15,7 +15,7 @@ from pipeline.config_checks import check_choice, check_class, check_flag, check_
 from pipeline.endpoint.openai_endpoint import OpenAIEndpoint
 from pipeline.errors import ConfigError, ConfigTypeError, RunError
 from pipeline.memory.estimate import HOST
-from pipeline.model_directory import TINY_NAME, TOOL_FORMATS, ModelSource, open_model, open_tiny
+from pipeline.models.model_directory import TINY_NAME, TOOL_FORMATS, ModelSource, open_model, open_tiny
 from pipeline.processes.active_run import ActiveRun
 from pipeline.processes.learner.learner_history import LearnerHistory
 from pipeline.processes.system_limits import refuse_small_limits

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.advantages import Batchwise, GroupCentered
-from pipeline.beside_weights import own_model_files, read_model_files
 from pipeline.checkpoints.checkpoints import Checkpoints, require_room
+from pipeline.checkpoints.model_files import own_model_files, read_model_files
 from pipeline.config import Adam, ForwardBackwardBatch, GroupCompletion, Truncation
 from pipeline.config_checks import is_plain_function, refuse_unknown, warn
 from pipeline.data.split_rows import without_holdout
@@ -21,8 +21,8 @@ from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.journal.journal_files import Journal
 from pipeline.losses import Loss
 from pipeline.make_spec import make_rules, make_spec
-from pipeline.model_digest import files_digest, weights_digest
-from pipeline.model_directory import ModelSource
+from pipeline.models.model_digest import files_digest, weights_digest
+from pipeline.models.model_directory import ModelSource
 from pipeline.rollouts.rollout_engine import RolloutEngine
 from pipeline.run_dir.config_json import config_json
 from pipeline.run_dir.events import EventLog

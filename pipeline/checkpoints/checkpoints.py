@@ -61,7 +61,7 @@ def require_room(run_dir: str | os.PathLike[str], model: ModelConfig, config: Ch
 
 
 class Checkpoints:
-    """Of one run. files: what a checkpoint holds beside the weights (`pipeline/beside_weights.py`). learner_bytes: what
+    """Of one run. files: what a checkpoint holds beside the weights (`model_files.py`). learner_bytes: what
     the learner will write of each (`checkpoint_bytes`), for which room is asked before.
     """
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.beside_weights import CONFIG
 from pipeline.checkpoints.marker import (
     MARKER,
     Incomplete,
@@ -21,6 +20,7 @@ from pipeline.checkpoints.marker import (
     read_marker,
     read_state,
 )
+from pipeline.checkpoints.model_files import CONFIG
 from pipeline.config_checks import warn
 from pipeline.errors import ConfigError
 from pipeline.journal.journal_files import is_blank, path_of

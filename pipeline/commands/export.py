@@ -10,8 +10,8 @@ import os
 import shutil
 from pathlib import Path
 
-from pipeline.beside_weights import TOKENIZER_FILES, json_bytes, model_dtype, read_model_files
 from pipeline.checkpoints.marker import MARKER, Incomplete, check_complete
+from pipeline.checkpoints.model_files import TOKENIZER_FILES, json_bytes, model_dtype, read_model_files
 from pipeline.checkpoints.saved import checkpoint_version, refuse_damaged, run_checkpoint
 from pipeline.errors import ConfigError
 from pipeline.run_dir.synced_files import sync_directory, write_files

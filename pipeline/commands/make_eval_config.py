@@ -19,7 +19,7 @@ from pipeline.commands.workload_config import KINDS, ROWS, EnvironmentTable, Wor
 from pipeline.commands.workload_options import absolute_sources, default_task, fitting_budget, with_holdout
 from pipeline.config import Budget, Sampling, Schedule
 from pipeline.errors import ConfigError
-from pipeline.model_directory import TINY_NAME, find_weights, says_how_it_speaks
+from pipeline.models.model_directory import TINY_NAME, find_weights, says_how_it_speaks
 from pipeline.run_dir.run_directory import check_run_dir
 from pipeline.run_dir.run_files import is_run_directory
 from pipeline.tasks import TASKS

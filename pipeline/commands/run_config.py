@@ -13,7 +13,7 @@ from pipeline.commands.shared_config import SharedConfig, check_eval_rows
 from pipeline.config_checks import check_choice, check_class, check_integer, check_number, option, required
 from pipeline.errors import ConfigError
 from pipeline.losses import CISPO, GSPO, PPO, CustomLoss, DecoupledPPO, ImportanceSampling, Loss, PolicyGradient
-from pipeline.model_directory import TINY_NAME
+from pipeline.models.model_directory import TINY_NAME
 from pipeline.run_dir.config_json import config_json
 from pipeline.tasks import TASKS
 from pipeline.trainer_config import TrainerConfig

@@ -14,7 +14,7 @@ from pipeline.commands.shared_config import parse_template_options
 from pipeline.commands.workload_config import EnvironmentTable, WorkloadConfig
 from pipeline.config import Sampling
 from pipeline.errors import ConfigError
-from pipeline.model_directory import TOOL_FORMATS
+from pipeline.models.model_directory import TOOL_FORMATS
 from pipeline.run_dir.run_directory import read_config
 from pipeline.run_dir.run_files import CONFIG
 from shm.layout import ELEMENT_BYTES

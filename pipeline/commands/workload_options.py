@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.commands.run_config import task_budget, task_defaults
 from pipeline.commands.shared_config import language_of, tasks_speaking
 from pipeline.commands.workload_config import EnvironmentTable
-from pipeline.model_directory import TINY_NAME
+from pipeline.models.model_directory import TINY_NAME
 from pipeline.tasks import TASKS
 from shm.errors import HeadwayError
 from workers.import_path import is_file

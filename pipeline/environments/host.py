@@ -31,8 +31,8 @@ from pipeline.environments.values import (
     refuse_too_large,
     tell_again,
 )
-from pipeline.tools import tools_of
 from pipeline.user_code.failures import LOGGER, failure_text, sendable
+from pipeline.user_code.tools import tools_of
 from workers.import_path import own_line
 from workers.messages import EnvironmentCall, EnvironmentReply
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from pipeline.environments.tool_threads import TOOL_THREADS
 from pipeline.errors import InfrastructureError
-from pipeline.tool_schema import ArgumentError
-from pipeline.tools import ToolSpec, find_tool, tools_of
 from pipeline.user_code.failures import failure_text, sendable
+from pipeline.user_code.tool_schema import ArgumentError
+from pipeline.user_code.tools import ToolSpec, find_tool, tools_of
 from workers.messages import ToolRecord
 
 # Roots of the time-outs and connection errors of HTTP libraries that derive from neither of the built-in ones.

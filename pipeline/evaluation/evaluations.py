@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.batches.truncation import why_nothing_was_sampled
 from pipeline.chat.format import ChatFormat
 from pipeline.dataset import ENVIRONMENT_KEY, row_id
 from pipeline.errors import RunError, TrajectoryError
@@ -25,10 +26,9 @@ from pipeline.rollouts.rollouts import GroupFailed, Rollouts
 from pipeline.rollouts.sampling_counters import SamplingCounters
 from pipeline.run_dir.json_lines import JsonLines
 from pipeline.schedule import Admission
+from pipeline.stalls.waits import LOOK_SECONDS, Culprit, Waits
 from pipeline.trainer_config import EngineConfig
 from pipeline.trajectory import Trajectory
-from pipeline.truncation import why_nothing_was_sampled
-from pipeline.waits import LOOK_SECONDS, Culprit, Waits
 
 
 class Evaluations:

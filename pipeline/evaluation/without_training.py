@@ -16,7 +16,7 @@ from pipeline.rollouts.rollout_engine import RolloutEngine
 from pipeline.run_dir.events import EventLog
 from pipeline.run_dir.json_lines import JsonLines
 from pipeline.run_dir.run_files import EVALUATIONS, EVENTS, LOGS
-from pipeline.waits import Waits
+from pipeline.stalls.waits import Waits
 
 
 class EvaluationRun:

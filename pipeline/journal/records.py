@@ -11,8 +11,8 @@ from typing import Literal
 
 import numpy as np
 
+from pipeline.batches.rows import Rows, by_prediction, flatten
 from pipeline.errors import JournalError
-from pipeline.training_rows import Rows, by_prediction, flatten
 from pipeline.trajectory import Group, Trajectory
 
 

@@ -15,9 +15,9 @@ from pipeline.chat.format import ChatFormat
 from pipeline.config import GroupCompletion
 from pipeline.dataset import row_id
 from pipeline.errors import TrajectoryError
-from pipeline.priority import PREDICTED_LENGTH, LengthPredictor, Priority, priority_of
 from pipeline.processes.active_run import ActiveRun
 from pipeline.processes.environment.environment_handle import EnvironmentLost
+from pipeline.processes.sampler.priority import PREDICTED_LENGTH, LengthPredictor, Priority, priority_of
 from pipeline.processes.sampler.sampler_client import SegmentResult
 from pipeline.rollouts.agent_loop import AgentLoop
 from pipeline.rollouts.doing import Held

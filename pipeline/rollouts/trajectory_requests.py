@@ -9,8 +9,8 @@ a version of about its age; under `refill` it is held from sending to reply.
 
 import asyncio
 
-from pipeline.priority import Priority
 from pipeline.processes.active_run import ActiveRun
+from pipeline.processes.sampler.priority import Priority
 from pipeline.processes.sampler.sampler_client import Pick, SamplerClient, SegmentResult
 from pipeline.rollouts.sampling_counters import SamplingCounters
 from pipeline.rollouts.version_choice import choose_version

@@ -10,7 +10,7 @@ from collections import deque
 from decimal import Decimal
 from fractions import Fraction
 
-from pipeline.tool_schema import ArgumentError
+from pipeline.user_code.tool_schema import ArgumentError
 
 MAX_CHARS = 200  # of an expression; it bounds the depth of its tree, too
 MAX_EXPONENT = 64

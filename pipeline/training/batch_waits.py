@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pipeline.processes.learner.slot_table import SlotTable
 from pipeline.processes.process_metrics import TimeAccount
 from pipeline.schedule import Blocked
+from pipeline.stalls.waits import LOOK_SECONDS, Waits
 from pipeline.training.culprits import Culprits
 from pipeline.training.intake import DataUsedUp, Intake
 from pipeline.trajectory import Group
-from pipeline.waits import LOOK_SECONDS, Waits
 
 
 class BatchWaits:

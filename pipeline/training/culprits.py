@@ -2,8 +2,8 @@
 
 from pipeline.rollouts.rollouts import Rollouts
 from pipeline.schedule import Blocked, Scheduler
+from pipeline.stalls.waits import Culprit
 from pipeline.trainer_config import TrainerConfig
-from pipeline.waits import Culprit
 
 
 class Culprits:

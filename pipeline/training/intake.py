@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from pipeline.advantages import all_equal
+from pipeline.batches.truncation import baseline_reward
 from pipeline.errors import RunError
 from pipeline.journal.recorder import Recorder
 from pipeline.processes.active_run import ActiveRun
@@ -19,7 +20,6 @@ from pipeline.rollouts.running_group import GroupFailed
 from pipeline.schedule import Admission, Scheduler
 from pipeline.trainer_config import TrainerConfig
 from pipeline.trajectory import Group
-from pipeline.truncation import baseline_reward
 from shm.errors import HeadwayError
 
 # So many groups given up one after another, with none kept between them, end the run: this many, or batches' worth.

@@ -7,10 +7,10 @@ from pipeline.processes.active_run import ActiveRun
 from pipeline.processes.process_metrics import TimeAccount, WorkerTimes, memory_metrics
 from pipeline.rollouts.sampling_counters import SamplingCounters
 from pipeline.schedule import Scheduler
+from pipeline.stalls.waits import Waits
 from pipeline.training.intake import Intake
 from pipeline.training.received import Received
 from pipeline.trajectory import Group
-from pipeline.waits import Waits
 
 
 class StepMetrics:

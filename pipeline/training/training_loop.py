@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.batches.make_batch import TrainingBatch, make_batch
+from pipeline.batches.overlap import StreamedBatch, overlap_of
+from pipeline.batches.rows import Rows
 from pipeline.data.mixed_rows import MixedRows
 from pipeline.errors import RunError
 from pipeline.journal.recorder import Recorder
@@ -21,21 +24,18 @@ from pipeline.processes.process_metrics import TimeAccount
 from pipeline.rollouts.rollouts import Rollouts
 from pipeline.rollouts.sampling_counters import SamplingCounters
 from pipeline.schedule import Batch, Blocked, Scheduler
+from pipeline.stalls.waits import Waits
 from pipeline.trainer_config import TrainerConfig
 from pipeline.training.batch_waits import BatchWaits
-from pipeline.training.batches import TrainingBatch, make_batch
 from pipeline.training.culprits import Culprits
 from pipeline.training.intake import DataUsedUp, Intake
 from pipeline.training.learning_rate import learning_rate
 from pipeline.training.mix_metrics import mix_metrics
-from pipeline.training.overlap import StreamedBatch, overlap_of
 from pipeline.training.received import Received
 from pipeline.training.sample_log import SampleLog
 from pipeline.training.step_metrics import StepMetrics, timing
 from pipeline.training.updates import Updates
-from pipeline.training_rows import Rows
 from pipeline.trajectory import Group, Trajectory
-from pipeline.waits import Waits
 
 ValidateBatch = Callable[[Sequence[Trajectory], dict[str, float]], None]
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pipeline.batches.overlap import MAX_PENDING
+from pipeline.batches.rows import Rows
 from pipeline.errors import RunError
 from pipeline.processes.active_run import ActiveRun
 from pipeline.processes.learner.learner_client import LEARNER_SECONDS
-from pipeline.training.overlap import MAX_PENDING
-from pipeline.training_rows import Rows
 from workers.messages import Published
 
 

@@ -14,10 +14,10 @@ import msgpack
 from pipeline.dataset import check_rows
 from pipeline.env import Env, check_env_class
 from pipeline.errors import ConfigError, ConfigTypeError
-from pipeline.tools import tools_of
 from pipeline.user_code.failures import LOGGER, failure_text
 from pipeline.user_code.load import check_arguments
 from pipeline.user_code.named import find_named
+from pipeline.user_code.tools import tools_of
 from shm.errors import HeadwayError
 from workers.import_path import failing_line
 

@@ -13,7 +13,7 @@ import pytest
 import pipeline as rl
 from pipeline.commands import cli
 from pipeline.metrics import METRICS, metric_of
-from pipeline.model_directory import ModelSource
+from pipeline.models.model_directory import ModelSource
 from pipeline.processes.worker.run_workers import MODULES
 from pipeline.tasks import guess
 from shm.block import Block

@@ -14,7 +14,7 @@ import pipeline as rl
 from bench.small_models import write_small_model
 from pipeline.checkpoints import checkpoints
 from pipeline.checkpoints.saved import latest_checkpoint
-from pipeline.model_directory import open_model
+from pipeline.models.model_directory import open_model
 from pipeline.tasks import guess
 from workers.errors import CheckpointError
 from workers.model_files.config import read_model_config

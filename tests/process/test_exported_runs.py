@@ -7,7 +7,7 @@ from running import make_trainer, use
 import pipeline as rl
 from bench.small_models import IM_END, write_small_model
 from pipeline.commands import cli
-from pipeline.model_directory import open_model
+from pipeline.models.model_directory import open_model
 from pipeline.tasks import guess
 from tests.model_logits import our_logits
 

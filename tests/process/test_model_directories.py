@@ -11,7 +11,7 @@ from running import audit, events_of, make_trainer, published_weights, use
 import pipeline as rl
 from bench.small_models import FAMILIES, write_small_model
 from pipeline.evaluation.without_training import EvaluationRun
-from pipeline.model_directory import open_model, open_tiny
+from pipeline.models.model_directory import open_model, open_tiny
 from pipeline.run_dir.run_directory import make_run_dir
 from pipeline.tasks import TASKS, calculator, guess, search
 from workers.model_config import TINY

@@ -8,8 +8,8 @@ import pytest
 from running import audit, events_of, make_trainer
 
 import pipeline as rl
+from pipeline.batches.make_batch import make_batch
 from pipeline.tasks import guess
-from pipeline.training.batches import make_batch
 from workers.errors import WorkerDied
 
 ROWS = guess.train_rows(0)[:64]

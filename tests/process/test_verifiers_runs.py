@@ -14,7 +14,7 @@ from running import audit, make_trainer
 import pipeline as rl
 from bench.small_models import write_small_model
 from pipeline.errors import ConfigError
-from pipeline.model_directory import open_model
+from pipeline.models.model_directory import open_model
 
 INSTALLED = importlib.util.find_spec("verifiers") is not None
 needs_verifiers = pytest.mark.skipif(not INSTALLED, reason="verifiers isn't installed (make test installs it)")

@@ -13,12 +13,12 @@ from dying_learner import Dying
 from test_model import LLAMA
 from test_packing import make_rows
 
+from pipeline.batches.rows import Rows
 from pipeline.processes.learner.learner_history import PastUpdate
 from pipeline.processes.learner.run_learner import RunLearner
 from pipeline.processes.learner.slot_table import SlotTable
 from pipeline.processes.worker.run_blocks import RunBlocks
 from pipeline.run_spec import RunSpec
-from pipeline.training_rows import Rows
 from shm.errors import HeadwayError
 from workers.attach import Attachments
 from workers.errors import WorkerDied, WorkerFailed

@@ -8,10 +8,10 @@ from chat_models import CASES, sampled, write_chat_model
 from played_trajectory import Environment, Played, segment
 
 from pipeline.advantages import Batchwise
+from pipeline.batches.make_batch import make_batch
 from pipeline.chat.model_chat import load_chat
 from pipeline.config import Truncation
 from pipeline.errors import TemplateError
-from pipeline.training.batches import make_batch
 from pipeline.trajectory import Group, Span, Trajectory
 from workers.learning.packing import TrainingRows, micro_batches
 

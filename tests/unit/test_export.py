@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from bench.small_models import write_json, write_small_model
-from pipeline.beside_weights import own_model_files
 from pipeline.checkpoints.marker import MARKER, STATE
+from pipeline.checkpoints.model_files import own_model_files
 from pipeline.checkpoints.saved import latest_checkpoint, weights_directory
 from pipeline.commands import cli, export
 from pipeline.errors import ConfigError

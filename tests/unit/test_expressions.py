@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.tasks.expressions import MAX_CHARS, ExpressionError, evaluate, final_number, number_text
-from pipeline.tool_schema import ArgumentError
+from pipeline.user_code.tool_schema import ArgumentError
 
 
 @pytest.mark.parametrize(

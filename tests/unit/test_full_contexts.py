@@ -10,9 +10,9 @@ from played_rollouts import Played as PlayedRollouts
 from played_trajectory import PROMPT, STOP, Environment, Played, go_on
 
 from pipeline.advantages import GroupCentered
+from pipeline.batches.make_batch import make_batch
 from pipeline.config import Truncation
 from pipeline.processes.sampler.sampler_client import SegmentResult
-from pipeline.training.batches import make_batch
 
 WORD = 7
 ROOM = {"max_context_tokens": 64, "max_turns": 10}

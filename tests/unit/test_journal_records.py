@@ -12,6 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.advantages import GroupCentered
+from pipeline.batches.make_batch import make_batch
+from pipeline.batches.overlap import StreamedBatch
+from pipeline.batches.rows import Rows
 from pipeline.config import ForwardBackwardBatch, Truncation
 from pipeline.errors import JournalError
 from pipeline.journal.record_codec import (
@@ -23,9 +26,6 @@ from pipeline.journal.record_codec import (
     unpack_values,
 )
 from pipeline.journal.records import Admitted, BatchRecord, ChunkRecord, GivenUp, Ready, chunk_of, rows_of
-from pipeline.training.batches import make_batch
-from pipeline.training.overlap import StreamedBatch
-from pipeline.training_rows import Rows
 from pipeline.trajectory import Group, Span, Trajectory
 
 SEEDS = st.integers(0, 2**32 - 1)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import pipeline as rl
+from pipeline.batches.make_batch import make_batch
 from pipeline.config_checks import ConfigWarning
 from pipeline.tasks import guess
-from pipeline.training.batches import make_batch
 from pipeline.trajectory import Group, Span, Trajectory
 from tests.engine_twin import CONFIG, SEED, make_engine, request, run
 from workers.generation.sampling import sample

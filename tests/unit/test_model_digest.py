@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from pipeline.model_digest import HEAD_BYTES, SAMPLE_BYTES, files_digest, weights_digest
+from pipeline.models.model_digest import HEAD_BYTES, SAMPLE_BYTES, files_digest, weights_digest
 
 
 def test_files_count_by_name_and_contents():

@@ -10,9 +10,9 @@ import pytest
 
 import pipeline as rl
 from bench.small_models import FAMILIES, NUM_PADDED, write_json, write_small_model
-from pipeline.beside_weights import model_dtype, read_model_files
+from pipeline.checkpoints.model_files import model_dtype, read_model_files
 from pipeline.config_checks import ConfigWarning
-from pipeline.model_directory import open_model, with_ids_of
+from pipeline.models.model_directory import open_model, with_ids_of
 from pipeline.tasks import guess
 from tests.complete_checkpoints import complete
 from workers.model import init_flat

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from pipeline.advantages import Batchwise, GroupCentered
+from pipeline.batches.make_batch import TrainingBatch, make_batch
+from pipeline.batches.rows import Rows
 from pipeline.config import Truncation
-from pipeline.training.batches import TrainingBatch, make_batch
-from pipeline.training_rows import Rows
 from pipeline.trajectory import Group, Span, Trajectory
 from tests import vectors
 

@@ -17,10 +17,10 @@ from test_model import LLAMA
 from test_packing import make_rows
 
 from pipeline.advantages import Batchwise, GroupCentered
+from pipeline.batches.make_batch import make_batch
+from pipeline.batches.rows import Rows
 from pipeline.config import Truncation
 from pipeline.losses import NORMALIZATIONS
-from pipeline.training.batches import make_batch
-from pipeline.training_rows import Rows
 from pipeline.trajectory import Group, Span, Trajectory
 from workers.learning.packing import TrainingRows, micro_batches
 from workers.learning.training import Trainee

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from pipeline.advantages import Batchwise, GroupCentered
+from pipeline.batches.make_batch import make_batch
+from pipeline.batches.overlap import ReadyGroup, StreamedBatch, fill_chunks, join, overlap_of, split_by_group
 from pipeline.config import Adam, ForwardBackwardBatch, GroupCompletion, KVCache, Truncation
 from pipeline.errors import ConfigError
 from pipeline.losses import CISPO, CustomLoss
 from pipeline.trainer_config import EngineConfig, TrainerConfig
-from pipeline.training.batches import make_batch
-from pipeline.training.overlap import ReadyGroup, StreamedBatch, fill_chunks, join, overlap_of, split_by_group
 from pipeline.training.updates import Counts, merge_chunks
 from pipeline.trajectory import Group, Span, Trajectory
 

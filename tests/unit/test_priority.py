@@ -1,6 +1,6 @@
 """Which waiting trajectory comes first."""
 
-from pipeline.priority import LengthPredictor, Priority, priority_of
+from pipeline.processes.sampler.priority import LengthPredictor, Priority, priority_of
 
 
 def test_older_versions_come_first_whatever_is_expected():

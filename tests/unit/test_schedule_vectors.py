@@ -9,9 +9,9 @@ import heapq
 import pytest
 
 from pipeline.advantages import Batchwise, GroupCentered
+from pipeline.batches.make_batch import make_batch
 from pipeline.config import Truncation
 from pipeline.schedule import Batch, Scheduler, ScheduleRules
-from pipeline.training.batches import make_batch
 from pipeline.trajectory import Group, Span, Trajectory
 from tests import vectors
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from pipeline.advantages import GroupCentered
+from pipeline.batches.make_batch import make_batch
+from pipeline.batches.overlap import StreamedBatch
 from pipeline.config import ForwardBackwardBatch, Truncation
-from pipeline.training.batches import make_batch
-from pipeline.training.overlap import StreamedBatch
 from pipeline.trajectory import Group, Span, Trajectory
 from tests import vectors
 

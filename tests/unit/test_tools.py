@@ -6,9 +6,9 @@ import pytest
 
 from pipeline.env import Env, tool
 from pipeline.errors import ConfigTypeError
-from pipeline.tool_schema import ArgumentError
-from pipeline.tools import spec_of, tools_of
 from pipeline.user_code.failures import failure_text
+from pipeline.user_code.tool_schema import ArgumentError
+from pipeline.user_code.tools import spec_of, tools_of
 
 
 @tool

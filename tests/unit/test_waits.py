@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pipeline.run_dir.events import EventLog
-from pipeline.waits import Culprit, Waits
+from pipeline.stalls.waits import Culprit, Waits
 
 
 def tool(group=4, trajectory="4.1"):

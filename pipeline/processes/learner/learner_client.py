@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.batches.rows import Rows
 from pipeline.errors import RunError
-from pipeline.training_rows import Rows
 from workers.errors import CheckpointError, WorkerDied
 from workers.messages import Consumed, ForwardBackward, GradientsDone, Message, OptimStep, Published, Save, Saved
 from workers.transfer import Outbox

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from pipeline.training_rows import Rows
+from pipeline.batches.rows import Rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pipeline.priority import Priority
+from pipeline.processes.sampler.priority import Priority
 from pipeline.processes.worker.run_blocks import BYTES_PER_REPLY_TOKEN
 from shm.errors import QueueError
 from shm.queue import QueueConsumer, QueueProducer, ReplyRoom

@@ -14,12 +14,12 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from pipeline.batches.make_batch import TrainingBatch
+from pipeline.batches.rows import Rows
+from pipeline.batches.truncation import baseline_reward
 from pipeline.config import ForwardBackwardBatch, Truncation
 from pipeline.trainer_config import TrainerConfig
-from pipeline.training.batches import TrainingBatch
-from pipeline.training_rows import Rows
 from pipeline.trajectory import Group
-from pipeline.truncation import baseline_reward
 
 MAX_PENDING = 16  # chunks sent and not answered: what the learner is behind by stays bounded
 

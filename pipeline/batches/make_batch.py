@@ -17,11 +17,11 @@ from itertools import chain
 import numpy as np
 
 from pipeline.advantages import Advantage, GroupCentered
+from pipeline.batches.rows import Rows, flatten, weigh
+from pipeline.batches.truncation import baseline_reward, is_dropped, why_nothing_was_sampled
 from pipeline.config import Truncation
 from pipeline.errors import RunError
-from pipeline.training_rows import Rows, flatten, weigh
 from pipeline.trajectory import Group, Trajectory
-from pipeline.truncation import baseline_reward, is_dropped, why_nothing_was_sampled
 
 
 @dataclass(slots=True)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from pipeline.advantages import Batchwise, GroupCentered
+from pipeline.batches.make_batch import TrainingBatch, make_batch
 from pipeline.config import Truncation
 from pipeline.errors import RunError
-from pipeline.training.batches import TrainingBatch, make_batch
 from pipeline.trajectory import Group, Span, Trajectory
 
 

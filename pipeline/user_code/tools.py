@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from pipeline.errors import ConfigTypeError
-from pipeline.tool_schema import ArgumentError, Kind, kind_of
+from pipeline.user_code.tool_schema import ArgumentError, Kind, kind_of
 
 _MARK = "__headway_tool__"
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Example|Examples|Note|Notes):\s*$")

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.beside_weights import CONFIG, TOKENIZER_FILES
+from pipeline.checkpoints.model_files import CONFIG, TOKENIZER_FILES
 from pipeline.chat.format import ChatFormat
 from pipeline.chat.model_chat import load_chat
 from pipeline.chat.tool_formats import FORMATS
