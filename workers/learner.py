@@ -41,7 +41,7 @@ from workers.messages import (
 from workers.model import init_flat
 from workers.model_files.flat_weights import Written, load_flat, remove_unfinished, save_weights
 from workers.model_files.optimizer_file import load_optimizer, save_optimizer
-from workers.serving import HEARTBEAT_SECONDS, ends_run, introduce, serve_run
+from workers.serving import HEARTBEAT_SECONDS, ends_run, introduce, mistaken, serve_run
 from workers.transfer import Inbox
 
 
@@ -133,7 +133,7 @@ class Learner:
             self.handle(message)
 
     def handle(self, message: Message) -> None:
-        """Do what it asks for, and answer."""
+        """Do what it asks for, and answer. Raises MessageError when no learner takes such a message."""
         if isinstance(message, Payload):
             self._inbox.add_piece(message)
             self._channel.send(Consumed(consumed=self._inbox.consumed))
@@ -146,6 +146,8 @@ class Learner:
             self._num_updates += 1
         elif isinstance(message, Save):
             self._save(message)
+        else:
+            raise mistaken("learner", message, Payload, ForwardBackward, ReplayStep, OptimStep, Save)
 
     def _fill(self, slot: int) -> int:
         """Copy the weights into `slot` and mark it READY. Returns the bytes copied."""

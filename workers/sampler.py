@@ -29,7 +29,7 @@ from workers.messages import (
     Segments,
 )
 from workers.model import bind_weights
-from workers.serving import HEARTBEAT_SECONDS, ends_run, introduce, serve_run
+from workers.serving import HEARTBEAT_SECONDS, ends_run, introduce, mistaken, serve_run
 from workers.transfer import Inbox
 
 
@@ -119,6 +119,8 @@ class Sampler:
             for version in message.versions:
                 if self._slot_of_version.pop(version, None) is not None:
                     self.engine.drop_version(version)
+        else:
+            raise mistaken("sampler", message, Generate, Payload, Release)
 
     def _add(self, request: GenerateRequest) -> None:
         if request.version not in self._slot_of_version:

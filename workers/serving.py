@@ -9,6 +9,7 @@ import torch
 from shm.ledger import Activity, WorkerRow
 from workers.attach import Attachments
 from workers.channel import WorkerChannel
+from workers.errors import MessageError
 from workers.messages import EndRun, Message, Ready, RunEnded, Start, Stop
 
 HEARTBEAT_SECONDS = 0.25  # how long an idle worker listens before it beats again
@@ -47,6 +48,15 @@ def introduce(channel: WorkerChannel, config: dict[str, Any], attached: Attachme
 
 def ends_run(message: Message) -> bool:
     return isinstance(message, Stop | Start | EndRun)
+
+
+def mistaken(role: str, message: Message, *takes: type[Message]) -> MessageError:
+    """What to raise over a message that its role does not take: left alone, who sent it would wait for an answer."""
+    kinds = ", ".join(kind.__name__ for kind in takes)
+    return MessageError(
+        f"The {role} got {type(message).__name__}. It takes {kinds}, EndRun, Start and Stop. "
+        "This is a mistake of the supervisor."
+    )
 
 
 def _serve(channel: WorkerChannel, config: dict[str, Any], make: MakeWorker) -> Message:
