@@ -27,7 +27,7 @@ from workers.messages import (
     ToolRecord,
 )
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 # Fields that hold a list of records: the decoder makes named tuples of them again.
 _RECORDS: dict[tuple[type[Message], str], type] = {

@@ -112,13 +112,12 @@ class Ready(Message):
 
 @dataclass(slots=True)
 class Failed(Message):
-    """Worker → supervisor, last: why it ends, in one sentence; `details` (a trace) goes to the log.
+    """Worker → supervisor, last: why it ends, in one sentence; the trace is in its log.
 
     is_final: a rule was broken, so its successor would end the same way.
     """
 
     why: str
-    details: str
     is_final: bool
 
 
@@ -129,7 +128,7 @@ class Stop(Message):
 
 @dataclass(slots=True)
 class Consumed(Message):
-    """Either way: nothing to say but how much of the other's queue has been read."""
+    """Worker → supervisor: nothing to say but how much of the other's queue has been read."""
 
     consumed: int = 0
 

@@ -94,15 +94,14 @@ def main() -> None:
                 gc.collect()  # what the run has left
     except Exception as error:  # the outermost frame: report, then exit
         status = 1
-        trace = traceback.format_exc()
         with contextlib.suppress(OSError):  # on a full disk the message is all that tells
-            print(trace, file=sys.stderr, flush=True)
+            print(traceback.format_exc(), file=sys.stderr, flush=True)
         why = str(error) if isinstance(error, HeadwayError) else f"{type(error).__name__}: {error}"
         if isinstance(error, OSError | MemoryError) and not isinstance(error, HeadwayError):
             why = refusal_in_words(error) or why
         # A user's text may hold half a surrogate pair, which no message can carry: ? instead.
-        why, trace = (text.encode("utf-8", "replace").decode("utf-8") for text in (why, trace))
-        channel.send(Failed(why=why, details=trace, is_final=isinstance(error, HeadwayError)))
+        why = why.encode("utf-8", "replace").decode("utf-8")
+        channel.send(Failed(why=why, is_final=isinstance(error, HeadwayError)))
     channel.close()
     with contextlib.suppress(OSError):  # the log's disk is full
         sys.stdout.flush()

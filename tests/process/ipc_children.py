@@ -160,7 +160,7 @@ def answer_nobody(endpoint: str, times: str) -> None:
     """A worker with answers that nobody takes: queue them, then end as workers do. Says how long that took."""
     channel = WorkerChannel(endpoint, 0)
     for _ in range(int(times)):
-        channel.send(Failed(why="x" * 10_000, details="", is_final=False))
+        channel.send(Failed(why="x" * 10_000, is_final=False))
     print("queued", flush=True)
     sys.stdin.readline()
     began = time.monotonic()

@@ -148,7 +148,7 @@ def test_hr56_messages_that_no_worker_takes_keep_no_supervisor_from_its_end(base
     worker.connect(link.endpoint)
     worker.linger = 0
     for _ in range(2000):
-        link.send(Failed(why="x" * 10_000, details="", is_final=False))
+        link.send(Failed(why="x" * 10_000, is_final=False))
     link.close()
     worker.close()
     context.term()

@@ -189,7 +189,7 @@ def test_closed_link_refuses_and_leaves_no_file(link, endpoint):
 
 def test_last_words_are_handed_over_by_close(link, endpoint):
     channel = WorkerChannel(endpoint, 3)
-    sent = [Failed(why=f"{number}", details="x" * 10_000, is_final=False) for number in range(50)]
+    sent = [Failed(why=f"{number} " + "x" * 10_000, is_final=False) for number in range(50)]
     for message in sent:
         channel.send(message)
     channel.close()

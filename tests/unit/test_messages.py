@@ -21,7 +21,7 @@ EXAMPLES = [
     messages.Hello(role="sampler", pid=4321),
     messages.Start(config={"seed": 3, "nested": {"list": [1, 2.5, None, "ä"]}, "raw": b"\x00\xff"}),
     messages.Ready(detail={"slots": {"num_slots": 4}}),
-    messages.Failed(why="No room.", details="Traceback …", is_final=True),
+    messages.Failed(why="No room.", is_final=True),
     messages.Stop(),
     messages.Consumed(consumed=2**40),
     messages.Payload(position=3, length=17),
