@@ -15,7 +15,7 @@ Definitions
   waited            the trainer had no batch to train; "for the age bound": a full batch was ready, but training it
                     would have left another group too old.
   ages              versions between a segment's policy and the one that it trains, each segment counted once.
-  ideal             the schedule alone on a virtual clock (pipeline/replay.py) with the arm's own segment, tool and
+  ideal             the schedule alone on a virtual clock (bench/replay.py) with the arm's own segment, tool and
                     training times: bench/ideal.py says what that leaves out.
   achieved/ideal    the arm's steps/s over its ideal steps/s.
   final evaluation  mean reward of held-out games under the final version (at the training temperature).

@@ -2,7 +2,7 @@
 
 Work is what a run cannot do without: for a trajectory the seconds of its segments (each from its first forward pass
 to its last token) and of its tool calls; for a batch the learner's seconds in forward, backward, optimizer and
-publishing. `pipeline/replay.py` plays them on a virtual clock under the same schedule and concurrency. All else takes
+publishing. `bench/replay.py` plays them on a virtual clock under the same schedule and concurrency. All else takes
 no time there: requests waiting for the sampler, messages, rendering, the environment's reset and reward, making a
 batch, the trainer's own work.
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.errors import BenchError
-from pipeline.replay import Replay, replay
+from bench.replay import Replay, replay
 from pipeline.schedule import ScheduleRules
 
 TRAINING = ("train/forward_seconds", "train/backward_seconds", "train/optimizer_seconds", "train/publish_seconds")

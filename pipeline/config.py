@@ -28,6 +28,8 @@ STRAGGLER_POLICIES = ("truncate", "carry_over", "discard")
 KV_LIMIT_POLICIES = ("hold", "refill")
 TRUNCATION_POLICIES = ("zero_reward", "reward", "drop", "drop_and_exclude_from_baseline")
 LEAST_TEMPERATURE = 1e-4
+# An evaluation may use one part in so many of the trajectories, and of the requests, that training may.
+EVALUATION_PARTS = 4
 # Why a trajectory can end before its environment ends it.
 TRUNCATION_CAUSES = (
     "turns",
@@ -66,6 +68,16 @@ class Schedule:
     def sample_requests(self) -> int:
         """Most sampling requests that may be outstanding."""
         return self.concurrency if self.max_sample_requests is None else self.max_sample_requests
+
+    @property
+    def evaluation_concurrency(self) -> int:
+        """Most trajectories of an evaluation at a time while training goes on, beside the `concurrency` of training.
+
+        A trajectory has one request at a time, so this bounds its share of `max_sample_requests`, too: however old its
+        version, and with it its turn at the samplers, three quarters of the requests are left to training (with fewer
+        than eight of them, all but one; with only one, they alternate).
+        """
+        return max(1, min(self.concurrency, self.sample_requests) // EVALUATION_PARTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""RunSpec: what the processes of one run must know, as plain values; `make_spec.py` makes it from the configs."""
+"""RunSpec: what the processes of one run must know, as plain values; `memory/make_spec.py` makes it from configs."""
 
 from dataclasses import dataclass, field
 from typing import Any

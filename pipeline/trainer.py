@@ -20,7 +20,7 @@ from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.journal.journal_files import Journal
 from pipeline.losses import Loss
-from pipeline.make_spec import make_rules, make_spec
+from pipeline.memory.make_spec import make_rules, make_spec
 from pipeline.models.model_digest import files_digest, weights_digest
 from pipeline.models.model_directory import ModelSource
 from pipeline.rollouts.rollout_engine import RolloutEngine

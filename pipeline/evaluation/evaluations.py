@@ -18,7 +18,7 @@ from pipeline.batches.truncation import why_nothing_was_sampled
 from pipeline.chat.format import ChatFormat
 from pipeline.dataset import ENVIRONMENT_KEY, row_id
 from pipeline.errors import RunError, TrajectoryError
-from pipeline.evaluation.evaluator import Evaluation, Evaluator, evaluation_concurrency
+from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.processes.active_run import ActiveRun
 from pipeline.processes.opening import Stopped
 from pipeline.rollouts.rollout_log import RolloutLog
@@ -99,7 +99,7 @@ class Evaluations:
 
     def _launch(self, version: int, batches: int, group_size: int, *, leaves_room: bool) -> None:
         schedule = self._config.schedule
-        concurrency = evaluation_concurrency(schedule) if leaves_room else schedule.concurrency
+        concurrency = schedule.evaluation_concurrency if leaves_room else schedule.concurrency
         self._run.slots.lease(version)  # now, not in the task: the next update may pick its slot before that begins
         self._version, self._rows_done, self._has_result = version, 0, False
         self._task = asyncio.get_running_loop().create_task(self._evaluate(version, batches, group_size, concurrency))

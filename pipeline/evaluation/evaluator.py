@@ -7,12 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from pipeline.config import Schedule
 from pipeline.config_checks import check_integer, is_plain_function
 from pipeline.dataset import check_rows, rows_digest
 from pipeline.errors import ConfigError, ConfigTypeError
-
-SHARE = 4  # an evaluation may use one part in so many of the trajectories, and of the requests, that training may
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +83,3 @@ class Evaluator:
             "group_size": self.group_size,
             "final_group_size": self.final_group_size,
         }
-
-
-def evaluation_concurrency(schedule: Schedule) -> int:
-    """Most trajectories of an evaluation at a time while training goes on, beside the `concurrency` of training.
-
-    A trajectory has one request at a time, so this bounds its share of `max_sample_requests`, too: however old its
-    version, and with it its turn at the samplers, three quarters of the requests are left to training (with fewer than
-    eight of them, all but one; with only one, they alternate).
-    """
-    return max(1, min(schedule.concurrency, schedule.sample_requests) // SHARE)

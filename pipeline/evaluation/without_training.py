@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.evaluation.evaluations import Evaluations
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
-from pipeline.make_spec import make_evaluation_spec
+from pipeline.memory.make_spec import make_evaluation_spec
 from pipeline.processes.opening import Stopped, unless_stopped
 from pipeline.rollouts.rollout_engine import RolloutEngine
 from pipeline.run_dir.events import EventLog

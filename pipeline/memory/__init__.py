@@ -1,1 +1,1 @@
-"""How much memory a run takes, told before any process starts, and the sizes that are chosen to fit it."""
+"""What a run's processes are told, before any starts: how much memory it takes, and the sizes that fit it."""

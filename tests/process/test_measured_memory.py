@@ -11,9 +11,9 @@ import pytest
 from running import make_trainer
 
 import pipeline as rl
-from pipeline.make_spec import make_spec
 from pipeline.memory.activations import learner_cost
 from pipeline.memory.estimate import run_parts, totals
+from pipeline.memory.make_spec import make_spec
 from pipeline.tasks import guess
 from workers.model_config import TINY
 

@@ -8,7 +8,7 @@ import pytest
 import pipeline as rl
 from pipeline.data.mixed_rows import MixedRows, order_of
 from pipeline.data.split_rows import content_digest, without_holdout
-from pipeline.make_spec import make_rules
+from pipeline.memory.make_spec import make_rules
 from pipeline.schedule import Batch, ScheduleError, Scheduler, ScheduleRules
 from pipeline.trainer_config import EngineConfig, TrainerConfig
 

@@ -9,7 +9,6 @@ import pytest
 import pipeline as rl
 from pipeline.data.split_rows import without_holdout
 from pipeline.evaluation.evaluations import summarize
-from pipeline.evaluation.evaluator import evaluation_concurrency
 from pipeline.trajectory import Span, Trajectory
 from tests import vectors
 
@@ -67,7 +66,7 @@ def test_refusals(options, error, part):
 )
 def test_share_is_a_quarter_of_the_trajectories_and_of_the_requests(concurrency, max_requests, share):
     schedule = rl.Schedule(concurrency=concurrency, max_sample_requests=max_requests)
-    assert evaluation_concurrency(schedule) == share
+    assert schedule.evaluation_concurrency == share
 
 
 def test_rows_of_equal_content_are_taken_out_of_training():

@@ -9,7 +9,7 @@ from pipeline.config import Adam, GroupCompletion, Schedule, Truncation
 from pipeline.errors import RunError
 from pipeline.journal.recorder import Recorder
 from pipeline.losses import CISPO
-from pipeline.make_spec import make_rules
+from pipeline.memory.make_spec import make_rules
 from pipeline.rollouts.running_group import GroupFailed
 from pipeline.schedule import Scheduler
 from pipeline.trainer_config import EngineConfig, TrainerConfig

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 import pipeline as rl
-from pipeline.make_spec import make_spec
 from pipeline.memory import fit
+from pipeline.memory.make_spec import make_spec
 from pipeline.processes.worker.run_blocks import RunBlocks
 from pipeline.tasks import guess
 from workers.model_config import TINY, ModelConfig

@@ -18,7 +18,6 @@ class ReplayStep:
     """One batch, in seconds of the virtual clock. wait_seconds: a full batch was ready, but the bound held it back."""
 
     groups: tuple[int, ...]
-    admission_at: float
     train_at: float
     end_at: float
     wait_seconds: float
@@ -97,7 +96,7 @@ def replay(
     steps: list[ReplayStep] = []
     now = 0.0
     while not scheduler.finished:
-        admission_at, wait_seconds = now, 0.0
+        wait_seconds = 0.0
         for admission in scheduler.admit():
             sampling.submit(admission.group, now)
         while not isinstance(batch := scheduler.select(), Batch):
@@ -110,5 +109,5 @@ def replay(
         train_at = now
         now += train_seconds[scheduler.batches % len(train_seconds)]
         scheduler.commit(batch, updated=True)
-        steps.append(ReplayStep(batch.groups, admission_at, train_at, now, wait_seconds))
+        steps.append(ReplayStep(batch.groups, train_at, now, wait_seconds))
     return Replay(tuple(steps))

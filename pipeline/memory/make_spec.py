@@ -7,7 +7,6 @@ from typing import Any
 from pipeline.config import Budget
 from pipeline.data.mixed_rows import MixedRows, order_of
 from pipeline.errors import ConfigError
-from pipeline.evaluation.evaluator import evaluation_concurrency
 from pipeline.losses import loss_record
 from pipeline.memory.activations import MAX_MICRO_BATCH_TOKENS, MAX_SAMPLER_BATCH_TOKENS
 from pipeline.memory.estimate import refuse_too_large, run_parts
@@ -54,7 +53,7 @@ def make_spec(model: Supervisor, config: TrainerConfig, *, evaluates: bool = Fal
     return _fitted_spec(
         model,
         config.engine,
-        concurrency=schedule.concurrency + (evaluation_concurrency(schedule) if evaluates else 0),
+        concurrency=schedule.concurrency + (schedule.evaluation_concurrency if evaluates else 0),
         max_staleness=config.max_staleness,
         stale_policy=config.stale_policy,
         groups_per_step=config.groups_per_step,
