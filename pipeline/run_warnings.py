@@ -1,10 +1,12 @@
-"""Warnings of a run under way: it goes on, but somebody should know."""
+"""Warnings of a run under way: somebody should know, and asks for nothing just now."""
 
 import warnings
 
 
 class RunWarning(UserWarning):
-    """Something stands still or went wrong, and the run goes on; the message says what, and what comes of it."""
+    """Something stands still or went wrong; the message says what, and what comes of it. The run goes on, unless that
+    says otherwise.
+    """
 
 
 def warn_of_run(sentence: str) -> None:

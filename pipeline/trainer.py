@@ -122,7 +122,8 @@ class AsyncTrainer:
         description: what config.json holds (default: this trainer's options). resume: the directory of an earlier run
         with the same options and rows, which goes on where it ended, whatever ended it; `steps` counts its batches,
         too, and run_dir is the same directory or left out. Raises ConfigError before any process starts, and RunError,
-        WorkerDied or TrajectoryError when the run can't go on.
+        WorkerDied or TrajectoryError when the run can't go on. One that can't go on while the caller holds a step says
+        so in a RunWarning, ends, and raises the error when the next one is asked for.
         """
         rows = self._training_rows(rows)
         spec, rules = self._check(rows, steps)

@@ -60,6 +60,7 @@ class Rollouts:
     ) -> None:
         self.completed: asyncio.Queue[Group | GroupFailed | BaseException] = asyncio.Queue()
         self.deliver: Callable[[Group | GroupFailed], None] = self.completed.put_nowait
+        self.on_interrupt: Callable[[BaseException], None] = lambda error: None  # told at once of what `interrupt` is
         self._config = config
         # What the user allows, and model and KV pool can hold: beyond it a trajectory ends with cause `context`.
         self._budget = replace(config.budget, max_context_tokens=run.spec.max_context_tokens)
@@ -173,6 +174,7 @@ class Rollouts:
     def interrupt(self, error: BaseException) -> None:
         """Whoever waits for groups gets `error` after those that are finished."""
         self.completed.put_nowait(error)
+        self.on_interrupt(error)
 
     def _start_queued(self) -> None:
         while self._queue and len(self._tasks) < self._concurrency and self._run.failure is None:

@@ -63,8 +63,8 @@ class RunLog:
         self._metrics.write(line)
         self._metrics.sync()
 
-    def end(self, status: str, state: RunState) -> None:
-        """state: what became of the run's groups."""
+    def end(self, status: str, state: RunState, cause: BaseException | None = None) -> None:
+        """state: what became of the run's groups. cause: what a run that "failed" has failed with."""
         given_up, consumed = state.given_up, state.consumed
         self._events.log(
             "end",
@@ -75,4 +75,6 @@ class RunLog:
             filtered=given_up["filtered"],
             failed=given_up["failed"],
             outstanding=state.admitted - consumed - given_up.total(),
+            **({} if cause is None else {"cause": str(cause)}),
         )
+        self._events.flush()  # whoever holds a step may do so for hours

@@ -3,7 +3,8 @@ between them, and all of it closed however it ends.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,11 @@ class TrainingRun:
         self._active: ActiveRun | None = None
         self._loop: TrainingLoop | None = None
         self._saver: RunSaver | None = None
+        self._kept: RolloutSaver | None = None
+        self._evaluations: RunEvaluations | None = None
+        self._held: int | None = None  # the step that the caller has, and has not asked for the next one
+        self._broken_by: BaseException | None = None  # why training can't go on
+        self._ending: asyncio.Task[None] | None = None  # of a run that broke while its caller held a step
 
     def request_stop(self) -> None:
         """End after the update that has begun."""
@@ -123,6 +129,8 @@ class TrainingRun:
         """Whom the trainer waits for now, in words; empty when it is itself at work."""
         if self._opening:
             return f"the processes to start{self._model.starting}"
+        if self._ending is not None and self._ending.done():
+            return "its caller, who holds a step; the run has failed, and tells why when the next one is asked for"
         if self._saving or (self._saver is not None and self._saver.saves is not None):
             return f"the learner, which saves version {self._scheduler.version}"
         return self._loop.waits_for if self._loop is not None else ""
@@ -133,10 +141,7 @@ class TrainingRun:
 
     async def steps(self) -> AsyncIterator[Step]:
         """Train, yielding each batch when its weights are published. Raises what ended the run, but for a stop."""
-        status, save = "failed", SaveAtEnd.IF_POSSIBLE
-        run: ActiveRun | None = None
-        kept: RolloutSaver | None = None
-        evaluations: RunEvaluations | None = None
+        status, save, cause = "failed", SaveAtEnd.IF_POSSIBLE, None
         scheduler = self._scheduler
         self._log.start()
         try:
@@ -144,7 +149,7 @@ class TrainingRun:
             self._lock.tell(**run.live)
             counters = SamplingCounters()
             rollouts = self._make_rollouts(run, counters)
-            kept = RolloutSaver(self._run_dir, rollouts, self._config.checkpointing.rollout_every)
+            kept = self._kept = RolloutSaver(self._run_dir, rollouts, self._config.checkpointing.rollout_every)
             saver = self._saver = RunSaver(self._checkpoints, self._journal, self._recorder, run, kept, self._recipe)
             kept.start(run.fail)
             self._loop = TrainingLoop(
@@ -158,7 +163,7 @@ class TrainingRun:
                 samples=self._samples,
                 mix=self._rows if isinstance(self._rows, MixedRows) else None,
             )
-            evaluations = self._make_evaluations(run, rollouts, saver)
+            evaluations = self._evaluations = self._make_evaluations(run, rollouts, saver)
             is_saved = self._resumption is not None and self._resumption.saved_version is not None
             if not is_saved and self._recorder.state.training is None:
                 await saver.save(may_fail=True)
@@ -172,7 +177,8 @@ class TrainingRun:
                     await evaluations.launch()
                     step = await self._loop.take_again(begun, self._resumption.log.due)
                     self._log.step(step)
-                    yield step
+                    with self._with_caller(step):
+                        yield step
             while scheduler.batches < scheduler.rules.steps:
                 await evaluations.launch()
                 step = await self._loop.step()
@@ -180,46 +186,92 @@ class TrainingRun:
                 self._log.step(step)
                 if self._checkpoints.due(scheduler.version):
                     await saver.save(may_fail=True)
-                yield step
+                with self._with_caller(step):
+                    yield step
             await evaluations.finish()
             status, save = "completed", SaveAtEnd.OR_FAIL
         except Stopped:
             status, save, self.stopped = "stopped", SaveAtEnd.OR_FAIL, True
         except GeneratorExit:  # the caller left its loop
-            status, save, self.stopped = "stopped", SaveAtEnd.OR_FAIL, True
+            status, save, self.stopped = "stopped", SaveAtEnd.OR_FAIL, self._ending is None
             raise
         except asyncio.CancelledError:
             status, self.stopped = "stopped", True
             if self._stop_asked.is_set():  # this is the second request: end now
                 save = SaveAtEnd.NOTHING
             raise
+        except Exception as error:
+            cause = error
+            raise
         finally:
-            loop, self._loop, self._opening = self._loop, None, False
-            # Nested, for a cancellation may come in here too: asyncio.run cancels what its coroutine has left behind.
-            # After it a second GeneratorExit is thrown in, which would close a coroutine that did all this for us.
+            # Neither is shielded: a second request to stop that comes now cuts it short.
+            await (self._end(status, save, cause) if self._ending is None else self._ending)
+
+    async def _end(self, status: str, save: SaveAtEnd, cause: BaseException | None) -> None:
+        """Close all of it. status: for the `end` event, unless the end fails, too; cause: of a failure."""
+        run, loop, self._loop, self._opening = self._active, self._loop, None, False
+        # Nested, for a cancellation may come in here too: asyncio.run cancels what its coroutine has left behind.
+        # After it a second GeneratorExit is thrown in, which would close a coroutine that did all this for us.
+        try:
             try:
                 try:
-                    try:
-                        if evaluations is not None:
-                            await evaluations.stop()
-                    finally:
-                        if kept is not None:
-                            await kept.stop_rollouts(is_last=save is not SaveAtEnd.NOTHING)
-                    if run is not None and loop is not None and save is not SaveAtEnd.NOTHING:
-                        await self._save(run, loop, saver, save)
-                except asyncio.CancelledError:
-                    status, self.stopped = "stopped", True
-                    if self._stop_asked.is_set():  # the second request may come as late as here
-                        save = SaveAtEnd.NOTHING
-                    raise
-                except Exception:
-                    status = "failed"
-                    raise
+                    if self._evaluations is not None:
+                        await self._evaluations.stop()
                 finally:
-                    if run is not None:
-                        await self._model.end_run(run, at_once=save is SaveAtEnd.NOTHING)
+                    if self._kept is not None:
+                        await self._kept.stop_rollouts(is_last=save is not SaveAtEnd.NOTHING)
+                if run is not None and loop is not None and save is not SaveAtEnd.NOTHING:
+                    await self._save(run, loop, self._saver, save)
+            except asyncio.CancelledError:
+                status, cause, self.stopped = "stopped", None, True
+                if self._stop_asked.is_set():  # the second request may come as late as here
+                    save = SaveAtEnd.NOTHING
+                raise
+            except Exception as error:
+                status, cause = "failed", error
+                raise
             finally:
-                self._log.end(status, self._recorder.state)
+                if run is not None:
+                    await self._model.end_run(run, at_once=save is SaveAtEnd.NOTHING)
+                    self._active = None  # its processes may serve another run from now on
+        finally:
+            self._log.end(status, self._recorder.state, cause)
+
+    # --- while the caller has a step -----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _with_caller(self, step: Step) -> Iterator[None]:
+        """For as long as the caller likes: who asks for nothing is told of nothing, so a run that breaks meanwhile says
+        so and ends by itself. Raises what broke it, then, when the next step is asked for.
+        """
+        self._held = step.n
+        self._look_soon()  # it may be broken already
+        try:
+            yield
+        finally:
+            self._held = None
+        if self._ending is not None:
+            raise self._broken_by
+
+    def _broke(self, error: BaseException) -> None:
+        """Training can't go on. What is asked for (Stopped) is no failure, nor what comes of it."""
+        if not self._stop_asked.is_set():
+            self._broken_by = self._broken_by or error
+            self._look_soon()
+
+    def _look_soon(self) -> None:
+        """Not now: who asks for the next step at once needs no other word than the error."""
+        asyncio.get_running_loop().call_soon(self._end_if_held)
+
+    def _end_if_held(self) -> None:
+        if self._broken_by is not None and self._held is not None and self._ending is None:
+            self._ending = asyncio.get_running_loop().create_task(self._fail_held(self._held, self._broken_by))
+
+    async def _fail_held(self, step: int, error: BaseException) -> None:
+        try:
+            warn_of_run(f"The run has failed while its caller holds step {step}, and ends: {error}")
+        finally:
+            await self._end("failed", SaveAtEnd.IF_POSSIBLE, error)
 
     async def _save(self, run: ActiveRun, loop: TrainingLoop, saver: RunSaver, save: SaveAtEnd) -> None:
         """The last checkpoint: of the version after an update that has begun."""
@@ -277,7 +329,7 @@ class TrainingRun:
 
     def _make_rollouts(self, run: ActiveRun, counters: SamplingCounters) -> Rollouts:
         config = self._config
-        return Rollouts(
+        rollouts = Rollouts(
             config.engine,
             run,
             self._model.chat,
@@ -290,6 +342,8 @@ class TrainingRun:
             replace_failed=config.on_failure == "replace",
             keeps_conversation=self._samples.wants if self._samples is not None else None,
         )
+        rollouts.on_interrupt = self._broke
+        return rollouts
 
     def _make_evaluations(self, run: ActiveRun, rollouts: Rollouts, saver: RunSaver) -> RunEvaluations:
         evaluations = None

@@ -1,0 +1,108 @@
+"""A run that breaks while its caller holds a step: it says so and ends at once, not when the next step is asked for."""
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+from running import audit, events_of, make_trainer
+
+import pipeline as rl
+from pipeline.checkpoints.saved import complete_checkpoints
+from pipeline.tasks import guess
+
+SECONDS = 60.0  # bound on every wait
+ROWS = guess.train_rows(0)
+FAILED = "The run has failed while its caller holds step 2, and ends: "
+
+
+@pytest.fixture(scope="module")
+def model(kept):
+    with kept.supervisor(device="cpu") as supervisor:
+        yield supervisor
+
+
+async def until(condition):
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        await asyncio.sleep(0.01)
+
+
+def hold_second_step(trainer, break_it, then, steps=5, rows=ROWS):
+    """Breaks the run after its second step, and asks for no step until `end` is logged; then awaits `then()`."""
+
+    async def collect():
+        numbers = []
+        steps_of_run = trainer.run(rows, steps=steps)
+        async for step in steps_of_run:
+            numbers.append(step.n)
+            if step.n == 2:
+                break_it()
+                await until(lambda: events_of(trainer.run_dir, "end"))
+                if await then() == "leave":
+                    await steps_of_run.aclose()
+                    return numbers
+        return numbers
+
+    return asyncio.run(collect())
+
+
+def kill_sampler(model):
+    os.kill(model._run.workers.samplers[0].pid, signal.SIGKILL)
+
+
+async def go_on():
+    """The caller asks for the next step."""
+
+
+def test_a_run_whose_restarts_are_used_up_tells_who_holds_a_step_and_has_ended_when_the_next_is_asked_for(
+    model, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(model, "max_restarts", 0)
+    trainer = make_trainer(model, tmp_path / "run")
+
+    async def look():
+        assert model.active is None  # the memory is free, and the processes may serve another run
+        assert trainer.waits_for.startswith("its caller, who holds a step; the run has failed")
+        assert complete_checkpoints(tmp_path / "run")[0].version == 2
+        (step,) = [step async for step in make_trainer(model, tmp_path / "other").run(ROWS, steps=1)]
+        assert step.n == 1
+
+    died = "Samplers died 1 times within ten minutes, but max_restarts is 0"
+    with pytest.warns(rl.RunWarning, match=FAILED + died), pytest.raises(rl.RunError, match=died):
+        hold_second_step(trainer, lambda: kill_sampler(model), look)
+    (end,) = events_of(tmp_path / "run", "end")
+    assert (end["status"], end["steps"]) == ("failed", 2) and end["cause"].startswith(died)
+    assert not trainer.stopped and audit(tmp_path / "run") == 0
+
+
+def test_who_leaves_the_loop_of_a_run_that_has_failed_meanwhile_gets_no_error_beside_the_warning(model, tmp_path):
+    async def leave():
+        return "leave"
+
+    trainer = make_trainer(model, tmp_path / "run")
+    with pytest.warns(rl.RunWarning, match=f"{FAILED}enough"):
+        assert hold_second_step(trainer, lambda: model._run.fail(rl.RunError("enough")), leave) == [1, 2]
+    assert not trainer.stopped  # nobody had asked for that
+    assert [event["status"] for event in events_of(tmp_path / "run", "end")] == ["failed"]
+
+
+def test_groups_that_all_fail_are_told_to_who_holds_a_step(model, tmp_path):
+    """No process has died: the run has nothing left that it could train."""
+    trainer = make_trainer(model, tmp_path / "run")
+    hopeless = rl.RunError("256 groups in a row were given up")
+    with pytest.warns(rl.RunWarning, match=FAILED + str(hopeless)), pytest.raises(rl.RunError, match=str(hopeless)):
+        hold_second_step(trainer, lambda: trainer._run._loop.intake.close(hopeless), go_on)
+    assert audit(tmp_path / "run") == 0
+
+
+def test_who_asks_for_the_next_step_at_once_gets_the_error_alone(model, tmp_path, recwarn):
+    def fail(step):
+        model._run.fail(rl.RunError("enough"))
+
+    with pytest.raises(rl.RunError, match="enough"):
+        rl.run(make_trainer(model, tmp_path / "run"), ROWS, steps=3, on_step=fail)
+    assert [str(one.message) for one in recwarn if one.category is rl.RunWarning] == []
+    assert events_of(tmp_path / "run", "end")[0]["cause"] == "enough"
