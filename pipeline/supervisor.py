@@ -6,18 +6,18 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from pipeline.chat.format import ChatFormat
-from pipeline.config_checks import check_choice, check_class, check_flag, check_integer, check_number, quoted, shown
+from pipeline.config_checks import check_choice, check_flag, check_integer, check_number, quoted, shown
 from pipeline.endpoint.openai_endpoint import OpenAIEndpoint
 from pipeline.errors import ConfigError, ConfigTypeError, RunError
 from pipeline.memory.estimate import HOST
 from pipeline.models.model_directory import TINY_NAME, TOOL_FORMATS, ModelSource, open_model, open_tiny
 from pipeline.processes.active_run import ActiveRun
-from pipeline.processes.learner.learner_history import LearnerHistory
+from pipeline.processes.learner.learner_history import StartingPoint
 from pipeline.processes.system_limits import refuse_small_limits
 from pipeline.processes.worker.worker_pool import WorkerPool
 from pipeline.run_dir.events import EventLog
@@ -113,9 +113,11 @@ class Supervisor:
                 model, init=init, chat=chat, template_options=template_options, tool_format=self.tool_format
             )
         chat = TASKS["guess"].chat_format() if chat is None else chat
-        self.model_config = replace(TINY, vocab_size=chat.vocab_size) if model_config is None else model_config
-        check_class(self, "model_config", (ModelConfig,))
-        return open_tiny(self.model_config, chat, init)
+        if model_config is None:
+            model_config = replace(TINY, vocab_size=chat.vocab_size)
+        elif not isinstance(model_config, ModelConfig):
+            raise ConfigTypeError(f"model_config is {shown(model_config)}; give rl.ModelConfig(...).")
+        return open_tiny(model_config, chat, init)
 
     def __enter__(self) -> "Supervisor":
         return self
@@ -175,16 +177,13 @@ class Supervisor:
         self,
         spec: RunSpec,
         env: EnvSource,
+        *,
         events: EventLog,
         log_dir: str,
         max_requests: int,
-        history: LearnerHistory | None = None,
-        first_version: int = 0,
-        republish: Sequence[int] = (),
+        start: StartingPoint,
     ) -> ActiveRun:
-        """Start a run's processes, or use them again. One run at a time, from the main thread. history, first_version,
-        republish: see `ActiveRun`.
-        """
+        """Start a run's processes, or use them again. One run at a time, from the main thread."""
         deadline = time.monotonic() + EARLIER_RUN_SECONDS
         while self._run is not None:  # a run whose loop the caller has left may be ending just now
             if time.monotonic() > deadline:
@@ -198,14 +197,12 @@ class Supervisor:
         run = ActiveRun(
             spec,
             env,
-            self._pool,
-            events,
-            log_dir,
-            max_requests,
-            self.num_environment_processes(spec, env),
-            history,
-            first_version,
-            republish,
+            pool=self._pool,
+            events=events,
+            log_dir=log_dir,
+            max_requests=max_requests,
+            num_environment_processes=self.num_environment_processes(spec, env),
+            start=start,
         )
         self._run = run
         try:

@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.evaluation.evaluations import Evaluations
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.memory.make_spec import make_evaluation_spec
+from pipeline.processes.learner.learner_history import StartingPoint
 from pipeline.processes.opening import Stopped, unless_stopped
 from pipeline.rollouts.rollout_engine import RolloutEngine
 from pipeline.run_dir.events import EventLog
@@ -68,7 +69,14 @@ class EvaluationRun:
 
     async def _measure(self, events: EventLog, results: JsonLines, log_dir: str, done: list[Evaluation]) -> None:
         model, config = self._engine.model, self._engine.config
-        opening = model.open_run(self._spec, self._engine.env, events, log_dir, config.schedule.sample_requests)
+        opening = model.open_run(
+            self._spec,
+            self._engine.env,
+            events=events,
+            log_dir=log_dir,
+            max_requests=config.schedule.sample_requests,
+            start=StartingPoint(),
+        )
         run = await unless_stopped(opening, self._stop_asked, model.end_run)
         try:
             self._evaluations = Evaluations(

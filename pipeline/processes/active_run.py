@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
@@ -13,12 +13,13 @@ from pipeline.gather import gather_all
 from pipeline.processes.environment.environment_client import EnvironmentClient
 from pipeline.processes.environment.environment_hosts import EnvironmentHosts
 from pipeline.processes.learner.learner_client import LearnerClient
-from pipeline.processes.learner.learner_history import LearnerHistory
+from pipeline.processes.learner.learner_history import StartingPoint
 from pipeline.processes.learner.run_learner import RunLearner
 from pipeline.processes.learner.slot_table import SlotTable
 from pipeline.processes.sampler.run_samplers import RunSamplers
 from pipeline.processes.sampler.sampler_client import SamplerClient
 from pipeline.processes.worker.run_blocks import RunBlocks
+from pipeline.processes.worker.run_ends import RunEnds
 from pipeline.processes.worker.run_workers import RunWorkers, process_name
 from pipeline.processes.worker.worker_pool import WorkerPool
 from pipeline.processes.worker.worker_watch import WorkerWatch
@@ -45,20 +46,16 @@ class ActiveRun:
         self,
         spec: RunSpec,
         env: EnvSource,
+        *,
         pool: WorkerPool,
         events: EventLog,
         log_dir: str,
         max_requests: int,
         num_environment_processes: int,
-        history: LearnerHistory | None = None,
-        first_version: int = 0,
-        republish: Sequence[int] = (),
+        start: StartingPoint,
     ) -> None:
-        """history: what a learner that dies comes back from; None: its death ends the run. first_version: where the run
-        goes on, after replay from the history; republish: older versions that can be leased again from the start.
-        """
         self.spec = spec
-        self._first_version, self._republish = first_version, republish
+        self._start = start
         self._env = env
         self.events = events
         self.failure: BaseException | None = None
@@ -69,18 +66,18 @@ class ActiveRun:
         self.slots = SlotTable(spec.num_slots, self.ledger.write_lease, self._retired)
         self.workers = RunWorkers(pool, spec, num_environment_processes, log_dir, self._broke)
         self.endpoint: EndpointServer | None = None  # where agents drive the rollouts
-        ends = {"fail": self.fail, "on_error": self._broke, "spawn_task": self._spawn_task}
-        self._samplers = RunSamplers(self.workers, self._blocks, events, max_requests, **ends)
+        ends = RunEnds(self.fail, self._broke, self._spawn_task)
+        self._samplers = RunSamplers(self.workers, self._blocks, events, ends, max_requests)
         self._learner = RunLearner(
             spec,
             self.workers,
             self._blocks,
             self.slots,
             events,
-            history,
+            ends,
+            history=start.history,
             slots_lost=self._samplers.lose_weights,
             slots_made=self._samplers.find_weights,
-            **ends,
         )
         self._hosts = EnvironmentHosts(
             spec,
@@ -88,9 +85,9 @@ class ActiveRun:
             self.workers,
             self._blocks,
             events,
-            log_dir,
+            ends,
+            log_dir=log_dir,
             stands_still=lambda handle: self._watch.stands_still(handle),
-            **ends,
         )
         self._watch = WorkerWatch(self.workers, self.time_rows, spec.worker_timeout, self._hosts.at_work)
         self._tasks: set[asyncio.Task] = set()
@@ -165,7 +162,7 @@ class ActiveRun:
 
     async def _start_model(self) -> None:
         """The learner, which makes the first version, then the samplers."""
-        slot_fields = await self._learner.start(self._first_version, self._republish)
+        slot_fields = await self._learner.start(self._start.version, self._start.republish)
         await self._samplers.start(slot_fields)
 
     async def _look_after(self) -> None:

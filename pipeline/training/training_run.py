@@ -17,6 +17,7 @@ from pipeline.journal.journal_files import Journal
 from pipeline.journal.recorder import Recorder
 from pipeline.journal.run_state import RunState
 from pipeline.processes.active_run import ActiveRun
+from pipeline.processes.learner.learner_history import StartingPoint
 from pipeline.processes.opening import Stopped, unless_stopped
 from pipeline.rollouts.rollout_engine import RolloutEngine
 from pipeline.rollouts.rollout_log import RolloutLog
@@ -297,16 +298,15 @@ class TrainingRun:
 
     async def _open(self) -> ActiveRun:
         self._opening = True
-        max_requests = self._config.engine.schedule.sample_requests
         opening = self._model.open_run(
             self._spec,
             self._engine.env,
-            self._events,
-            self._log_dir,
-            max_requests,
-            history=self._history,
-            first_version=self._scheduler.version,
-            republish=self._versions_needed(),
+            events=self._events,
+            log_dir=self._log_dir,
+            max_requests=self._config.engine.schedule.sample_requests,
+            start=StartingPoint(
+                history=self._history, version=self._scheduler.version, republish=self._versions_needed()
+            ),
         )
         run = await unless_stopped(opening, self._stop_asked, self._model.end_run)
         self._opening = False

@@ -18,6 +18,7 @@ from pipeline.processes.learner.learner_history import PastUpdate
 from pipeline.processes.learner.run_learner import RunLearner
 from pipeline.processes.learner.slot_table import SlotTable
 from pipeline.processes.worker.run_blocks import RunBlocks
+from pipeline.processes.worker.run_ends import RunEnds
 from pipeline.run_spec import RunSpec
 from shm.errors import HeadwayError
 from workers.attach import Attachments
@@ -207,10 +208,8 @@ class Training:
             self.blocks,
             self.slots,
             self.events,
-            history,
-            fail=self.fail,
-            on_error=self.fail,
-            spawn_task=self._spawn,
+            RunEnds(self.fail, self.fail, self._spawn),
+            history=history,
             slots_lost=lambda: self.slot_events.append("lost"),
             slots_made=lambda fields: self.slot_events.append("made"),
         )

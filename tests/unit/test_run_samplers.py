@@ -6,6 +6,7 @@ import pytest
 from fake_sampler import REPLY_BYTES, REQUEST_BYTES, give_up
 
 from pipeline.processes.sampler.run_samplers import RunSamplers
+from pipeline.processes.worker.run_ends import RunEnds
 from pipeline.run_warnings import RunWarning
 from shm.queue import QueueConsumer, QueueProducer
 from workers.errors import WorkerDied, WorkerFailed
@@ -92,8 +93,7 @@ def test_weights_that_go_while_a_sampler_serves_or_begins_to_leave_one_with_the_
         def spawn_task(coroutine):
             tasks.append(asyncio.ensure_future(coroutine))
 
-        options = {"fail": give_up, "on_error": give_up, "spawn_task": spawn_task}
-        samplers = RunSamplers(place, place, place, 10, **options)
+        samplers = RunSamplers(place, place, place, RunEnds(give_up, give_up, spawn_task), 10)
         place.stop_at = "told" if at == "told" else ""
         starting = asyncio.ensure_future(samplers.start({"slots": "old"}))
         await ticks()
@@ -118,7 +118,7 @@ def test_weights_that_go_while_a_sampler_serves_or_begins_to_leave_one_with_the_
 def test_one_that_finds_no_slots_where_it_was_sent_breaks_a_rule_only_if_they_should_be_there(are_lost):
     async def lose():
         place = Place()
-        samplers = RunSamplers(place, place, place, 10, fail=give_up, on_error=give_up, spawn_task=give_up)
+        samplers = RunSamplers(place, place, place, RunEnds(give_up, give_up, give_up), 10)
         place.stop_at, place.fails = "told", True
         place.kill = lambda: None  # it has ended already
         starting = asyncio.ensure_future(samplers.start({"slots": "old"}))

@@ -1,9 +1,8 @@
 """A run's environment hosts, processes or the thread that stands in for them: started, watched, replaced, ended."""
 
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from pipeline.environments.activity import private_board
 from pipeline.environments.thread import EnvironmentThread
@@ -12,6 +11,7 @@ from pipeline.processes.environment.environment_client import EnvironmentClient
 from pipeline.processes.environment.environment_watch import EnvironmentWatch
 from pipeline.processes.worker.restarts import Restarts
 from pipeline.processes.worker.run_blocks import RunBlocks
+from pipeline.processes.worker.run_ends import RunEnds
 from pipeline.processes.worker.run_workers import RunWorkers, process_name
 from pipeline.processes.worker.worker_handle import WorkerHandle
 from pipeline.run_dir.events import EventLog
@@ -38,27 +38,21 @@ class EnvironmentHosts:
         workers: RunWorkers,
         blocks: RunBlocks,
         events: EventLog,
-        log_dir: str,
+        ends: RunEnds,
         *,
-        fail: Callable[[BaseException], None],
-        on_error: Callable[[Exception], None],
-        spawn_task: Callable[[Coroutine[Any, Any, None]], None],
+        log_dir: str,
         stands_still: Callable[[WorkerHandle], bool],
     ) -> None:
-        """fail(error) ends the run; on_error gets what goes wrong where nobody waits; spawn_task runs a coroutine until
-        it or the run ends. stands_still(handle): its process does not get on.
-        """
+        """stands_still(handle): its process does not get on."""
         self.client: EnvironmentClient | None = None
         self._spec = spec
         self._env = env
         self._workers = workers
         self._handles = workers.environments
         self._log_dir = log_dir
-        self._fail = fail
-        self._on_error = on_error
-        self._spawn_task = spawn_task
+        self._ends = ends
         self._stands_still = stands_still
-        self._restarts = Restarts("Environment processes", workers, events, fail, advice=ADVICE)
+        self._restarts = Restarts("Environment processes", workers, events, ends.fail, advice=ADVICE)
         boards = [blocks.activity_board() for _ in self._handles]
         self._boards = [board for board, _ in boards]
         self._board_fields = [fields for _, fields in boards]
@@ -94,7 +88,7 @@ class EnvironmentHosts:
             timeout=self._env.call_timeout(self._spec.environment_timeout),
             silence=self._env.silence_timeout(self._spec.environment_timeout),
             log_dir=self._log_dir,
-            fail=self._fail,
+            fail=self._ends.fail,
         )
         starts = (partial(self._start, host, try_first=True) for host in range(len(self._handles)))
         pairs = zip(self._handles, starts, strict=True)
@@ -132,7 +126,7 @@ class EnvironmentHosts:
     def _client(self, senders: list[Callable[[Message], None]]) -> EnvironmentClient:
         return EnvironmentClient(
             senders,
-            self._on_error,
+            self._ends.on_error,
             stands_still=lambda host: bool(self._handles) and self._stands_still(self._handles[host]),
         )
 
@@ -163,9 +157,9 @@ class EnvironmentHosts:
         rule gets no successor: it would be asked the same again.
         """
         if isinstance(error, WorkerFailed):
-            self._fail(error)
+            self._ends.fail(error)
         elif self._workers.failure is None:
-            self._spawn_task(self._watch.replace(host, error, partial(self._start, host)))
+            self._ends.spawn_task(self._watch.replace(host, error, partial(self._start, host)))
 
     def _guarded(self, receive: Callable[[Message], None]) -> Callable[[Message], None]:
         """`receive` as a callback of the loop, which would log what it raises and go on."""
@@ -174,6 +168,6 @@ class EnvironmentHosts:
             try:
                 receive(message)
             except Exception as error:  # a callback of the loop is an outermost frame
-                self._on_error(error)
+                self._ends.on_error(error)
 
         return call

@@ -4,7 +4,7 @@ The supervisor keeps it (checkpoints and the journal of `design.md` §10); a pro
 weights and the same optimizer state, on the CPU bit for bit.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -39,6 +39,19 @@ class LearnerHistory(Protocol):
         """All updates from version `after` to version `to`, in order: `to - after` of them. Batches that were not
         updates (no gradient) are none.
         """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartingPoint:
+    """Where a run goes on.
+
+    history: what a learner that dies comes back from; None: its death ends the run. version: the run's first, which the
+    learner comes to by replay from the history. republish: older versions that can be leased again from the start.
+    """
+
+    history: LearnerHistory | None = None
+    version: int = 0
+    republish: Sequence[int] = ()
 
 
 class NothingTrained:

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from pipeline.processes.learner.learner_replay import NOWHERE, LearnerReplay
 from pipeline.processes.learner.slot_table import SlotTable
 from pipeline.processes.worker.restarts import Restarts
 from pipeline.processes.worker.run_blocks import RunBlocks
+from pipeline.processes.worker.run_ends import RunEnds
 from pipeline.processes.worker.run_workers import RunWorkers
 from pipeline.run_dir.events import EventLog
 from pipeline.run_spec import RunSpec
@@ -37,17 +38,13 @@ class RunLearner:
         blocks: RunBlocks,
         slots: SlotTable,
         events: EventLog,
-        history: LearnerHistory | None,
+        ends: RunEnds,
         *,
-        fail: Callable[[BaseException], None],
-        on_error: Callable[[Exception], None],
-        spawn_task: Callable[[Coroutine[Any, Any, None]], None],
+        history: LearnerHistory | None,
         slots_lost: Callable[[], None],
         slots_made: Callable[[dict[str, Any]], None],
     ) -> None:
-        """history: None of a run that can't be brought back. fail(error) ends the run; on_error gets what a message of
-        it raises; spawn_task runs a coroutine until it or the run ends.
-        """
+        """history: None of a run that can't be brought back."""
         self.client = LearnerClient()
         self._workers = workers
         self._handle = workers.learner
@@ -55,12 +52,10 @@ class RunLearner:
         self._slots = slots
         self._history = NothingTrained() if history is None else history
         self._can_restart = history is not None or not spec.trains
-        self._fail = fail
-        self._on_error = on_error
-        self._spawn_task = spawn_task
+        self._ends = ends
         self._slots_lost = slots_lost
         self._slots_made = slots_made
-        self._restarts = Restarts("Learners", workers, events, fail)
+        self._restarts = Restarts("Learners", workers, events, ends.fail)
         self._replay: LearnerReplay | None = None
         self._ends_with: Exception | None = None  # what `end_soon` was told
 
@@ -179,7 +174,7 @@ class RunLearner:
             return
         if self._workers.failure is not None or isinstance(error, WorkerFailed) or not self._can_restart:
             self.client.lose(error)
-            self._fail(error)
+            self._ends.fail(error)
             return
         self.client.disconnect(error)
         if not self._blocks.slots_outlive_learner:
@@ -188,10 +183,10 @@ class RunLearner:
         if self._ends_with is not None:
             self.client.lose(self._ends_with)
             return
-        self._spawn_task(self._restarts.restart(self._handle, self._restart, error))
+        self._ends.spawn_task(self._restarts.restart(self._handle, self._restart, error))
 
     def _unheard(self, error: Exception) -> None:
         """What it says can't be handled, so no answer of it may be waited for."""
         told = of_a_message(error)
         self.client.lose(told)
-        self._on_error(told)
+        self._ends.on_error(told)

@@ -1,7 +1,6 @@
 """The samplers of one run: their clients, and a new process where one has died."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -9,6 +8,7 @@ from pipeline.gather import gather_all
 from pipeline.processes.sampler.sampler_client import RequestLimit, SamplerClient
 from pipeline.processes.worker.restarts import Restarts
 from pipeline.processes.worker.run_blocks import RunBlocks
+from pipeline.processes.worker.run_ends import RunEnds
 from pipeline.processes.worker.run_workers import RunWorkers
 from pipeline.run_dir.events import EventLog
 from workers.errors import WorkerDied, WorkerFailed
@@ -22,24 +22,18 @@ class RunSamplers:
         workers: RunWorkers,
         blocks: RunBlocks,
         events: EventLog,
+        ends: RunEnds,
         max_requests: int,
-        *,
-        fail: Callable[[BaseException], None],
-        on_error: Callable[[Exception], None],
-        spawn_task: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
-        """max_requests: at all samplers at once. fail(error) ends the run; on_error gets what goes wrong where nobody
-        waits; spawn_task runs a coroutine until it or the run ends.
-        """
+        """max_requests: at all samplers at once."""
         self._workers = workers
         self._blocks = blocks
-        self._fail = fail
-        self._spawn_task = spawn_task
-        self._restarts = Restarts("Samplers", workers, events, fail)
+        self._ends = ends
+        self._restarts = Restarts("Samplers", workers, events, ends.fail)
         self._slot_fields: dict[str, Any] = {}
         self._weights_there = asyncio.Event()
         limit = RequestLimit(max_requests)
-        self.clients = [SamplerClient(index, limit, on_error) for index in range(len(workers.samplers))]
+        self.clients = [SamplerClient(index, limit, ends.on_error) for index in range(len(workers.samplers))]
 
     @property
     def num_restarts(self) -> int:
@@ -65,7 +59,7 @@ class RunSamplers:
             client.disconnect()
             if serves:
                 handle.discard()
-                self._spawn_task(self._restart(client.index, lost, is_accident=False))
+                self._ends.spawn_task(self._restart(client.index, lost, is_accident=False))
             else:
                 handle.kill()  # it may have been told of the old slots; who starts it starts another one
 
@@ -105,9 +99,9 @@ class RunSamplers:
         """
         self.clients[index].disconnect()
         if isinstance(error, WorkerFailed):
-            self._fail(error)
+            self._ends.fail(error)
         elif self._workers.failure is None:
-            self._spawn_task(self._restart(index, error))
+            self._ends.spawn_task(self._restart(index, error))
 
     async def _restart(self, index: int, error: WorkerDied, *, is_accident: bool = True) -> None:
         handle, start = self._workers.samplers[index], partial(self._start, index)
