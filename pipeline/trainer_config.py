@@ -183,6 +183,13 @@ class TrainerConfig:
         return "async" if self.max_staleness > 0 else "sync"
 
     @property
+    def oldest_first(self) -> bool:
+        """Whether groups that were admitted earlier come first where requests wait: only stale_policy "wait" holds an
+        update back for them.
+        """
+        return self.stale_policy == "wait"
+
+    @property
     def trains_without_advantage(self) -> bool:
         """Whether the loss has a gradient where the advantage is 0, so that those rows go to the learner, too."""
         return self.kl_coefficient > 0 or self.entropy_coefficient > 0 or isinstance(self.loss, CustomLoss)

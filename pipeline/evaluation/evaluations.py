@@ -22,7 +22,7 @@ from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.processes.active_run import ActiveRun
 from pipeline.processes.opening import Stopped
 from pipeline.rollouts.rollout_log import RolloutLog
-from pipeline.rollouts.rollouts import GroupFailed, Rollouts
+from pipeline.rollouts.rollouts import GroupFailed, RolloutRules, Rollouts
 from pipeline.rollouts.sampling_counters import SamplingCounters
 from pipeline.run_dir.json_lines import JsonLines
 from pipeline.schedule import Admission
@@ -206,10 +206,12 @@ class Evaluations:
             rows,
             group_size,
             RolloutLog(None, self._counters),
-            concurrency=concurrency,
-            pinned=version,
-            oldest_first=self._oldest_first,
-            replace_failed=True,  # it comes out here: training may finish the update that it is at
+            RolloutRules(
+                concurrency=concurrency,
+                pinned=version,
+                oldest_first=self._oldest_first,
+                replace_failed=True,  # it comes out here: training may finish the update that it is at
+            ),
         )
         try:
             rollouts.start([Admission(-1 - index, index, version) for index in range(len(rows))])

@@ -8,7 +8,8 @@ import asyncio
 import hashlib
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from pipeline.chat.format import ChatFormat
@@ -32,15 +33,26 @@ from pipeline.trainer_config import EngineConfig
 from pipeline.trajectory import Group, Trajectory
 
 
-class Rollouts:
-    """The engine at work: in one run's training, or in one evaluation.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRules:
+    """What one run's training, or one evaluation, asks of its rollouts.
 
     concurrency: most trajectories at a time. pinned: the version of every trajectory; None: each takes the committed
-    one at its first request. completion: when a group goes out; None: with its last member. oldest_first: groups
-    admitted earlier come first where requests wait; by "predicted_length" they always do. replace_failed: a trajectory
-    that fails ends its group, not the run. keeps_conversation: of which (group, member) the messages stay with the
-    trajectory; None: of nobody. Results go to `deliver`: as made, into the queue `completed`, in order of completion.
+    one at its first request. completion: when a group goes out. oldest_first: groups admitted earlier come first where
+    requests wait; by "predicted_length" they always do. replace_failed: a trajectory that fails ends its group, not the
+    run. keeps_conversation: of which (group, member) the messages stay with the trajectory; None: of nobody.
     """
+
+    concurrency: int
+    pinned: int | None = None
+    completion: GroupCompletion = field(default_factory=partial(GroupCompletion, mode="wait"))
+    oldest_first: bool = True
+    replace_failed: bool = False
+    keeps_conversation: Callable[[int, int], bool] | None = None
+
+
+class Rollouts:
+    """The engine at work. Results go to `deliver`: as made, into the queue `completed`, in order of completion."""
 
     def __init__(
         self,
@@ -50,13 +62,7 @@ class Rollouts:
         rows: Sequence[dict],
         group_size: int,
         log: RolloutLog,
-        *,
-        concurrency: int,
-        pinned: int | None = None,
-        completion: GroupCompletion | None = None,
-        oldest_first: bool = True,
-        replace_failed: bool = False,
-        keeps_conversation: Callable[[int, int], bool] | None = None,
+        rules: RolloutRules,
     ) -> None:
         self.completed: asyncio.Queue[Group | GroupFailed | BaseException] = asyncio.Queue()
         self.deliver: Callable[[Group | GroupFailed], None] = self.completed.put_nowait
@@ -69,12 +75,7 @@ class Rollouts:
         self._rows = rows
         self._group_size = group_size
         self._log = log
-        self._concurrency = concurrency
-        self._pinned = pinned
-        self._completion = completion or GroupCompletion(mode="wait")
-        self._oldest_first = oldest_first
-        self._replace_failed = replace_failed
-        self._keeps_conversation = keeps_conversation or (lambda group, member: False)
+        self._rules = rules
         self._groups: dict[int, RunningGroup] = {}
         self._lengths = LengthPredictor()
         self._queue: list[tuple[Priority, int, int]] = []  # (priority, group, member): a heap
@@ -88,13 +89,13 @@ class Rollouts:
                 admission,
                 self._rows[admission.row],
                 self._group_size,
-                self._completion,
+                self._rules.completion,
                 self._log,
                 lambda result: self.deliver(result),
             )
             order = self._config.schedule.priority
             # Lengths are compared within a version only: else short rows would wait behind those of newer versions.
-            version = admission.version if self._oldest_first or order == PREDICTED_LENGTH else 0
+            version = admission.version if self._rules.oldest_first or order == PREDICTED_LENGTH else 0
             priority = priority_of(order, version, admission.row, self._lengths)
             if kept is not None and admission.group in kept:
                 of_group = kept[admission.group]
@@ -119,7 +120,8 @@ class Rollouts:
         """What the member of `group` that has furthest to go is at, for those who wait for the group."""
         running = self._groups.get(group) if group is not None else None
         if running is None or not running.loops:
-            return Held(None, "queue", f"in line behind {len(self._tasks)} others (concurrency = {self._concurrency})")
+            behind = f"in line behind {len(self._tasks)} others (concurrency = {self._rules.concurrency})"
+            return Held(None, "queue", behind)
         _, member = min((loop.trajectory.num_turns, member) for member, loop in running.loops.items())
         return self._held(running, member)
 
@@ -177,7 +179,7 @@ class Rollouts:
         self.on_interrupt(error)
 
     def _start_queued(self) -> None:
-        while self._queue and len(self._tasks) < self._concurrency and self._run.failure is None:
+        while self._queue and len(self._tasks) < self._rules.concurrency and self._run.failure is None:
             priority, group, member = heapq.heappop(self._queue)
             running = self._groups.get(group)
             if running is None or not running.wants(member):
@@ -199,7 +201,7 @@ class Rollouts:
         self._tasks.discard(task)
         self._log.counters.change_active(-1)
         error = None if task.cancelled() else task.exception()
-        if self._replace_failed and isinstance(error, TrajectoryError) and self._run.failure is None:
+        if self._rules.replace_failed and isinstance(error, TrajectoryError) and self._run.failure is None:
             running.failed(member, error)
             error = None
         if error is not None:
@@ -233,7 +235,8 @@ class Rollouts:
             loop = again
         if not loop.discarded:
             self._lengths.add(running.row_index, loop.trajectory.generated_tokens)
-            if self._keeps_conversation(running.group, member):
+            keeps = self._rules.keeps_conversation
+            if keeps is not None and keeps(running.group, member):
                 loop.trajectory.conversation = loop.turns.conversation
         running.finished(member)
 
@@ -253,7 +256,7 @@ class Rollouts:
                 running.group,
                 member,
                 priority=priority,
-                pinned=self._pinned if saved is None else saved.version,
+                pinned=self._rules.pinned if saved is None else saved.version,
                 engine=self._config,
                 counters=self._log.counters,
             )
@@ -292,7 +295,7 @@ class Rollouts:
 
     async def _instant_is_over(self) -> None:
         """With a deadline, the tokens of all requests that end in one tick are counted before anything follows."""
-        if self._completion.mode == "deadline":
+        if self._rules.completion.mode == "deadline":
             await asyncio.sleep(0)
 
     def _generator(self, running: RunningGroup, member: int, requests: TrajectoryRequests) -> GenerateSegment:

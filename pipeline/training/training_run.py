@@ -21,7 +21,7 @@ from pipeline.processes.learner.learner_history import StartingPoint
 from pipeline.processes.opening import Stopped, unless_stopped
 from pipeline.rollouts.rollout_engine import RolloutEngine
 from pipeline.rollouts.rollout_log import RolloutLog
-from pipeline.rollouts.rollouts import Rollouts
+from pipeline.rollouts.rollouts import RolloutRules, Rollouts
 from pipeline.rollouts.sampling_counters import SamplingCounters
 from pipeline.run_dir.events import EventLog
 from pipeline.run_dir.json_lines import JsonLines
@@ -336,11 +336,13 @@ class TrainingRun:
             self._rows,
             config.group_size,
             RolloutLog(self._events, counters),
-            concurrency=config.engine.schedule.concurrency,
-            completion=config.completion,
-            oldest_first=config.stale_policy == "wait",
-            replace_failed=config.on_failure == "replace",
-            keeps_conversation=self._samples.wants if self._samples is not None else None,
+            RolloutRules(
+                concurrency=config.engine.schedule.concurrency,
+                completion=config.completion,
+                oldest_first=config.oldest_first,
+                replace_failed=config.on_failure == "replace",
+                keeps_conversation=self._samples.wants if self._samples is not None else None,
+            ),
         )
         rollouts.on_interrupt = self._broke
         return rollouts
@@ -358,7 +360,7 @@ class TrainingRun:
                 waits=self._loop.waits,
                 stop_asked=self._stop_asked,
                 on_failure=rollouts.interrupt,
-                oldest_first=self._config.stale_policy == "wait",
+                oldest_first=self._config.oldest_first,
                 measured=self._resumption.measured if self._resumption is not None else (),
             )
         return RunEvaluations(

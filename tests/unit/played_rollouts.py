@@ -14,7 +14,7 @@ from pipeline.processes.environment.environment_client import EnvironmentClient
 from pipeline.processes.learner.slot_table import SlotTable
 from pipeline.processes.sampler.sampler_client import SegmentResult
 from pipeline.rollouts.rollout_log import RolloutLog
-from pipeline.rollouts.rollouts import Rollouts
+from pipeline.rollouts.rollouts import RolloutRules, Rollouts
 from pipeline.rollouts.sampling_counters import SamplingCounters
 from pipeline.schedule import Admission
 from pipeline.trainer_config import EngineConfig
@@ -237,9 +237,7 @@ class Played:
             [{}] * len(self.script),
             len(self.script[0]["members"]),
             self.log,
-            concurrency=concurrency,
-            completion=GroupCompletion(**completion),
-            **options,
+            RolloutRules(concurrency=concurrency, completion=GroupCompletion(**completion), **options),
         )
         for groups in rounds:
             for group in groups:

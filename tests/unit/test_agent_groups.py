@@ -10,7 +10,7 @@ from pipeline.config import Budget, GroupCompletion
 from pipeline.endpoint.chat_request import ChatRequest
 from pipeline.endpoint.refusal import Refusal
 from pipeline.endpoint.sessions import Sessions
-from pipeline.rollouts.rollouts import Rollouts
+from pipeline.rollouts.rollouts import RolloutRules, Rollouts
 from pipeline.rollouts.running_group import GroupFailed
 from pipeline.rollouts.sampling_counters import SamplingCounters
 from pipeline.schedule import Admission
@@ -48,7 +48,7 @@ class Played:
         config = EngineConfig(
             budget=Budget(segment_tokens=8), max_retries=max_retries, trajectory_timeout=trajectory_timeout
         )
-        self.rollouts = Rollouts(config, self.run, CountingChat(), rows, 2, self.log, **options)
+        self.rollouts = Rollouts(config, self.run, CountingChat(), rows, 2, self.log, RolloutRules(**options))
 
     def admit(self, *groups):
         self.rollouts.start([Admission(group, group, 0) for group in groups])

@@ -17,7 +17,7 @@ from pipeline.journal.recorder import Recorder
 from pipeline.metrics import metric_of
 from pipeline.processes.learner.slot_table import SlotTable
 from pipeline.rollouts.rollout_log import RolloutLog
-from pipeline.rollouts.rollouts import Rollouts
+from pipeline.rollouts.rollouts import RolloutRules, Rollouts
 from pipeline.rollouts.sampling_counters import SamplingCounters
 from pipeline.schedule import Scheduler, ScheduleRules
 from pipeline.trainer_config import EngineConfig, TrainerConfig
@@ -108,9 +108,8 @@ def play(monkeypatch, script, *, pauses=(), num_slots=4, groups_per_step=1, **op
             stale_policy=config.stale_policy,
         )
         counters = SamplingCounters(loop.time)
-        rollouts = Rollouts(
-            config.engine, run, Chat(), [{}] * len(script), 2, RolloutLog(run.events, counters), concurrency=8
-        )
+        rows, log = [{}] * len(script), RolloutLog(run.events, counters)
+        rollouts = Rollouts(config.engine, run, Chat(), rows, 2, log, RolloutRules(concurrency=8))
         recorder = Recorder(SimpleNamespace(append=lambda record: None, sync=lambda: None), run.events)
         training = TrainingLoop(config, run, Scheduler(rules), rollouts, counters, None, loop.time, recorder=recorder)
         steps = []
