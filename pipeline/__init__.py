@@ -39,7 +39,6 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds it against the 
     from pipeline.evaluation.evaluator import Evaluation, Evaluator
     from pipeline.losses import CISPO, GSPO, PPO, CustomLoss, DecoupledPPO, ImportanceSampling, PolicyGradient
     from pipeline.rollouts.rollout_engine import RolloutEngine
-    from pipeline.run_warnings import RunWarning
     from pipeline.single_turn import SingleTurn
     from pipeline.supervisor import Supervisor
     from pipeline.trainer import AsyncTrainer, run
@@ -47,6 +46,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds it against the 
     from pipeline.trajectory import Group, Span, Trajectory
     from pipeline.user_code.probe import env_rows
     from pipeline.user_code.source import EnvSource
+    from pipeline.user_warnings import ConfigWarning, RunWarning
     from shm.errors import HeadwayError
     from workers.errors import WorkerDied
     from workers.model_config import ModelConfig
@@ -60,6 +60,7 @@ __all__ = [
     "Checkpointing",
     "ConfigError",
     "ConfigTypeError",
+    "ConfigWarning",
     "Cosine",
     "CustomLoss",
     "DecoupledPPO",
@@ -123,7 +124,6 @@ _NAMES_OF = {  # by module
     "pipeline.evaluation.evaluator": "Evaluation Evaluator",
     "pipeline.losses": "CISPO GSPO PPO CustomLoss DecoupledPPO ImportanceSampling PolicyGradient",
     "pipeline.rollouts.rollout_engine": "RolloutEngine",
-    "pipeline.run_warnings": "RunWarning",
     "pipeline.single_turn": "SingleTurn",
     "pipeline.supervisor": "Supervisor",
     "pipeline.trainer": "AsyncTrainer run",
@@ -131,6 +131,7 @@ _NAMES_OF = {  # by module
     "pipeline.trajectory": "Group Span Trajectory",
     "pipeline.user_code.probe": "env_rows",
     "pipeline.user_code.source": "EnvSource",
+    "pipeline.user_warnings": "ConfigWarning RunWarning",
     "shm.errors": "HeadwayError",
     "workers.errors": "WorkerDied",
     "workers.model_config": "ModelConfig",

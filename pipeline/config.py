@@ -18,9 +18,9 @@ from pipeline.config_checks import (
     option,
     quoted,
     required,
-    warn,
 )
 from pipeline.errors import ConfigError, ConfigTypeError
+from pipeline.user_warnings import warn
 
 PRIORITIES = ("fifo", "predicted_length")
 COMPLETION_MODES = ("wait", "deadline")

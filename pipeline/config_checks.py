@@ -9,17 +9,11 @@ import functools
 import inspect
 import math
 import os
-import sys
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import field, fields
 from typing import Any
 
 from pipeline.errors import ConfigError, ConfigTypeError
-
-
-class ConfigWarning(UserWarning):
-    """A setting is accepted, but trades correctness or freshness away; the message says which."""
 
 
 def option(default: Any, meaning: str) -> Any:
@@ -162,15 +156,6 @@ def refuse_unknown(owner: type, config: type, names: Iterable[str]) -> None:
         if name not in known:
             near = suggestion(name, [*inspect.signature(owner).parameters, *known])
             raise ConfigTypeError(f"{owner.__name__} has no option {name}.{near} Correct the name, or leave it out.")
-
-
-def warn(sentence: str) -> None:
-    """Warn of a risk that the user asked for, at the line of theirs that did: the innermost one outside of Headway."""
-    level, frame = 2, sys._getframe(1)
-    # A dataclass's own __init__ counts as its module's; asyncio's frames stand between rl.run and what it runs.
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("pipeline", "asyncio"):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(sentence, ConfigWarning, stacklevel=level)
 
 
 def label(owner: object, name: str) -> str:

@@ -13,7 +13,7 @@ from pipeline.advantages import Batchwise, GroupCentered
 from pipeline.checkpoints.checkpoints import Checkpoints, require_room
 from pipeline.checkpoints.model_files import own_model_files, read_model_files
 from pipeline.config import Adam, ForwardBackwardBatch, GroupCompletion, Truncation
-from pipeline.config_checks import is_plain_function, refuse_unknown, warn
+from pipeline.config_checks import is_plain_function, refuse_unknown
 from pipeline.data.split_rows import without_holdout
 from pipeline.dataset import check_rows, rows_digest
 from pipeline.errors import ConfigError, ConfigTypeError
@@ -44,6 +44,7 @@ from pipeline.trainer_config import TrainerConfig
 from pipeline.training.resumption import Resumption, find_run, read_resumption
 from pipeline.training.training_loop import Step, ValidateBatch
 from pipeline.training.training_run import TrainingRun
+from pipeline.user_warnings import warn
 from workers.model_config import checkpoint_bytes
 
 

@@ -28,11 +28,11 @@ from pipeline.config_checks import (
     option,
     required,
     shown,
-    warn,
 )
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.losses import LOSSES, CustomLoss, Loss, unsound_reason
 from pipeline.schedule import BATCH_ORDERS, STALE_POLICIES
+from pipeline.user_warnings import warn
 
 SAMPLING_POLICIES = ("trajectory", "segment")
 FAILURE_POLICIES = ("stop", "replace")

@@ -19,12 +19,11 @@ from pipeline.checkpoints.kept import Kept, what_stays
 from pipeline.checkpoints.marker import JOURNAL, MARKER, STATE, make_marker, pack_state
 from pipeline.checkpoints.saved import find_checkpoints
 from pipeline.config import Checkpointing
-from pipeline.config_checks import warn
 from pipeline.errors import ConfigError
 from pipeline.run_dir.events import EventLog
 from pipeline.run_dir.run_files import CHECKPOINTS
 from pipeline.run_dir.synced_files import TEMPORARY, remove, sync_directory, write_file, write_files
-from pipeline.run_warnings import warn_of_run
+from pipeline.user_warnings import warn, warn_of_run
 from workers.errors import CheckpointError
 from workers.machine.disk_space import no_space, require_space
 from workers.model_config import ModelConfig, checkpoint_bytes

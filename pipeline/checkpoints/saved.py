@@ -21,12 +21,12 @@ from pipeline.checkpoints.marker import (
     read_state,
 )
 from pipeline.checkpoints.model_files import CONFIG
-from pipeline.config_checks import warn
 from pipeline.errors import ConfigError
 from pipeline.journal.journal_files import is_blank, path_of
 from pipeline.run_dir.run_files import CHECKPOINTS, EVENTS, FIRST_JOURNAL_FILE, JOURNAL, is_run_directory
 from pipeline.run_dir.run_files import CONFIG as RUN_CONFIG
 from pipeline.run_dir.synced_files import remove, sync_directory
+from pipeline.user_warnings import warn_of_run
 from workers.errors import CheckpointError
 from workers.model_files.tensor_files import OPTIMIZER, other_weights
 
@@ -62,7 +62,7 @@ def complete_checkpoints(run_dir: Path | str) -> list[SavedCheckpoint]:
         if not found or version > found[0].version:
             path = Path(run_dir, CHECKPOINTS, f"version-{version}")
             instead = f"Version {found[0].version} is used in its place" if found else "There is no older one"
-            warn(f"The checkpoint {path} is incomplete: {why}. {instead}.")
+            warn_of_run(f"The checkpoint {path} is incomplete: {why}. {instead}.")
     return found
 
 
@@ -102,7 +102,7 @@ def _latest_model(found: list[SavedCheckpoint]) -> Path | None:
         except Incomplete as error:
             older = found[number + 1 :]
             instead = f"Version {older[0].version} is used in its place" if older else "There is no older one"
-            warn(f"The checkpoint {saved.path} is damaged: {error}. {instead}.")
+            warn_of_run(f"The checkpoint {saved.path} is damaged: {error}. {instead}.")
         else:
             return saved.path
     return None

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from pipeline.commands.shared_config import SharedConfig, parse_template_options
 from pipeline.commands.workload import Workload, tiny_chat
-from pipeline.config_checks import ConfigWarning
 from pipeline.endpoint.openai_endpoint import OpenAIEndpoint
 from pipeline.models.model_directory import TINY_NAME
 from pipeline.rollouts.rollout_engine import RolloutEngine
 from pipeline.run_dir.run_files import ENDPOINT
 from pipeline.supervisor import Supervisor
 from pipeline.trainer_config import EngineConfig
+from pipeline.user_warnings import ConfigWarning
 
 ENDPOINT_SECONDS = 0.1  # between two looks whether the endpoint is there
 

@@ -18,7 +18,7 @@ from pipeline.journal.record_codec import pack_record, unpack_record
 from pipeline.journal.records import Record, events_of
 from pipeline.run_dir.run_files import EVENTS, FIRST_JOURNAL_FILE, JOURNAL
 from pipeline.run_dir.synced_files import sync_directory
-from pipeline.run_warnings import warn_of_run
+from pipeline.user_warnings import warn_of_run
 
 _NAME = re.compile(r"([0-9]{8})\.log")
 

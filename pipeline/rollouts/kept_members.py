@@ -13,11 +13,11 @@ from typing import Any
 
 import msgpack
 
-from pipeline.config_checks import warn
 from pipeline.errors import JournalError
 from pipeline.journal.record_codec import pack_trajectory, unpack_trajectory
 from pipeline.run_dir.run_files import ROLLOUTS
 from pipeline.trajectory import Trajectory
+from pipeline.user_warnings import warn_of_run
 
 FORMAT = 1
 
@@ -78,7 +78,9 @@ def read_kept(run_dir: Path) -> dict[int, KeptMembers]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, LookupError, JournalError) as error:
-        warn(f"{path} can't be used ({type(error).__name__}: {error}); trajectories that were under way start again.")
+        warn_of_run(
+            f"{path} can't be used ({type(error).__name__}: {error}); trajectories that were under way start again."
+        )
         return {}
 
 

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.config_checks import shown, warn
+from pipeline.config_checks import shown
 from pipeline.errors import ConfigError
 from pipeline.run_dir.json_lines import object_in
+from pipeline.user_warnings import warn_of_run
 
 GOALS = ("steps", "max_minutes")  # how far to go
 MAY_CHANGE = (*GOALS, "run_dir")  # where the directory is now says who resumes it
@@ -50,7 +51,7 @@ def warn_of_versions(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Of another Python, torch or Headway than the run began with."""
     for name in VERSIONS:
         if stored.get(name) != now.get(name):
-            warn(
+            warn_of_run(
                 f"The run began with {name} {stored.get(name)} and goes on with {now.get(name)}: what follows may "
                 "differ in the last bits from what it would have been."
             )

@@ -13,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from pipeline.config_checks import warn
 from pipeline.errors import ConfigError, RunError
 from pipeline.run_dir.run_files import LIVE
+from pipeline.user_warnings import warn_of_run
 
 LOOK_SECONDS = 1.0  # someone who asks whether a run lives holds the lock for microseconds
 RETRY_SECONDS = 0.01
@@ -57,7 +57,7 @@ class RunLock:
             if _is_there(self._path, file):
                 self._path.unlink()
         except OSError as error:  # what stays is without a lock, and so of no run
-            warn(f"{self._path} can't be removed: {error.strerror}.")
+            warn_of_run(f"{self._path} can't be removed: {error.strerror}.")
         finally:
             os.close(file)
 
@@ -112,7 +112,9 @@ def _lock(path: Path) -> int:
             if error.errno not in NO_LOCKS:
                 os.close(file)
                 raise ConfigError(f"{path} can't be locked: {error.strerror}; see to that place.") from error
-            warn(f"{path} can't be locked on this file system ({error.strerror}); let no other run use its directory.")
+            warn_of_run(
+                f"{path} can't be locked on this file system ({error.strerror}); let no other run use its directory."
+            )
             return file
         # Whoever had it may have removed it meanwhile: then this is the lock of a file that nobody finds any more.
         if _is_there(path, file):

@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline.errors import RunError
 from pipeline.processes.worker.stillness import MOST_SECONDS
-from pipeline.run_warnings import warn_of_run
+from pipeline.user_warnings import warn_of_run
 
 LOOK_SECONDS = 1.0
 

@@ -14,7 +14,6 @@ from pipeline.checkpoints.saved import (
     goes_on_from_start,
     require_checkpoints,
 )
-from pipeline.config_checks import warn
 from pipeline.errors import JournalError, RunError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.journal.complete_log import complete_log
@@ -29,6 +28,7 @@ from pipeline.run_dir.run_files import EVALUATIONS, FIRST_JOURNAL_FILE, JOURNAL,
 from pipeline.schedule import Scheduler, ScheduleRules
 from pipeline.training.run_history import start_of
 from pipeline.trajectory import Trajectory
+from pipeline.user_warnings import warn_of_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ def read_resumption(run_dir: Path) -> Resumption:
         )
     trained = range(1, state.batches + 1)
     if lost := [step for step in trained if step not in versions]:
-        warn(
+        warn_of_run(
             f"{run_dir / METRICS} lacks the lines of {len(lost)} batches, from {lost[0]} to {lost[-1]}: they were "
             "trained, and what was measured of them is lost."
         )

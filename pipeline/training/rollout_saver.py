@@ -10,7 +10,7 @@ from pipeline.rollouts.kept_members import pack_file
 from pipeline.rollouts.rollouts import Rollouts
 from pipeline.run_dir.run_files import ROLLOUTS
 from pipeline.run_dir.synced_files import replace_file
-from pipeline.run_warnings import warn_of_run
+from pipeline.user_warnings import warn_of_run
 
 
 class Contents(NamedTuple):

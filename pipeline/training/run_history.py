@@ -11,7 +11,7 @@ from pipeline.journal.records import BatchRecord, rows_of
 from pipeline.journal.run_state import RunState, TrainingNow
 from pipeline.processes.learner.learner_history import PastUpdate
 from pipeline.run_dir.run_files import FIRST_JOURNAL_FILE, JOURNAL
-from pipeline.run_warnings import warn_of_run
+from pipeline.user_warnings import warn_of_run
 from workers.errors import CheckpointError
 
 

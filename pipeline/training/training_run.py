@@ -27,7 +27,6 @@ from pipeline.run_dir.events import EventLog
 from pipeline.run_dir.json_lines import JsonLines
 from pipeline.run_dir.run_lock import RunLock
 from pipeline.run_spec import RunSpec
-from pipeline.run_warnings import warn_of_run
 from pipeline.schedule import ScheduleRules
 from pipeline.trainer_config import TrainerConfig
 from pipeline.training.resumption import Resumption, make_scheduler
@@ -38,6 +37,7 @@ from pipeline.training.run_log import RunLog
 from pipeline.training.run_saver import RunSaver
 from pipeline.training.sample_log import SampleLog
 from pipeline.training.training_loop import Step, TrainingLoop, ValidateBatch
+from pipeline.user_warnings import warn_of_run
 from shm.errors import HeadwayError
 
 

@@ -12,7 +12,6 @@ from running import audit, events_of, make_trainer
 import pipeline as rl
 from pipeline.checkpoints import checkpoints
 from pipeline.checkpoints.saved import complete_checkpoints
-from pipeline.config_checks import ConfigWarning
 from pipeline.journal.journal_files import Journal
 from pipeline.journal.records import BatchRecord
 from pipeline.run_dir import run_lock
@@ -36,7 +35,7 @@ def test_a_disk_without_room_for_all_that_may_be_kept_is_warned_of(model, tmp_pa
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2_000_000))
     tiny = model.model_config
-    with pytest.warns(ConfigWarning, match=r"has 2,000,000 bytes free, and the run will save up to 3 checkpoints of"):
+    with pytest.warns(rl.ConfigWarning, match="has 2,000,000 bytes free, and the run will save up to 3 checkpoints"):
         checkpoints.require_room(tmp_path, tiny, rl.Checkpointing())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -91,7 +90,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_one_warning(model, tmp_
     rl.run(make_trainer(model, run_dir, **options), ROWS, steps=4)
     newest, second = complete_checkpoints(run_dir)[:2]
     os.truncate(newest.path / "optimizer.safetensors", 1000)
-    with pytest.warns(ConfigWarning) as warned:
+    with pytest.warns(rl.RunWarning) as warned:
         assert resumed(make_trainer(model, run_dir, **options), run_dir, 6) == [5, 6]
     (told,) = [str(one.message) for one in warned if "incomplete" in str(one.message)]
     assert f"version-{newest.version} is incomplete: its optimizer.safetensors has 1,000 bytes of" in told

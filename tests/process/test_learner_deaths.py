@@ -137,7 +137,7 @@ def test_sampler_killed_while_weights_are_written_is_replaced_and_the_learner_go
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.filterwarnings("ignore::pipeline.run_warnings.RunWarning")
+@pytest.mark.filterwarnings("ignore::pipeline.user_warnings.RunWarning")
 @pytest.mark.parametrize("number", SIGNALS)
 def test_learner_may_be_killed_or_stopped_at_every_point(model, tmp_path, monkeypatch, number):
     """Who is stopped is killed for it."""

@@ -62,7 +62,7 @@ def test_a_process_that_is_stopped_is_named_and_goes_on_when_it_is_let(model, tm
 
 
 @pytest.mark.parametrize("role", ["sampler", "environment", "learner"])
-@pytest.mark.filterwarnings("ignore::pipeline.run_warnings.RunWarning")
+@pytest.mark.filterwarnings("ignore::pipeline.user_warnings.RunWarning")
 def test_a_process_that_stays_stopped_is_killed_and_replaced_and_the_wait_tells_of_it(
     model, tmp_path, monkeypatch, role
 ):
@@ -87,7 +87,7 @@ def test_a_process_that_stays_stopped_is_killed_and_replaced_and_the_wait_tells_
     assert audit(tmp_path / "run") == 0
 
 
-@pytest.mark.filterwarnings("ignore::pipeline.run_warnings.RunWarning")
+@pytest.mark.filterwarnings("ignore::pipeline.user_warnings.RunWarning")
 def test_a_learner_that_spins_is_killed_for_it(model, tmp_path, monkeypatch):
     monkeypatch.setattr(model, "worker_timeout", 3.5)
     monkeypatch.setattr(model, "max_restarts", 0)

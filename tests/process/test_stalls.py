@@ -30,7 +30,7 @@ def stall_of(run_dir):
     return json.loads(path.read_text())
 
 
-@pytest.mark.filterwarnings("ignore::pipeline.run_warnings.RunWarning")
+@pytest.mark.filterwarnings("ignore::pipeline.user_warnings.RunWarning")
 def test_users_code_that_never_lets_go_is_found_in_its_stacks_and_the_run_ends_as_asked(model, tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.processes.worker.worker_handle.USER_CODE_END_SECONDS", 0.5)
     rows = [dict(row) for row in guess.train_rows(0)[:24]]

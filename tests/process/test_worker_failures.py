@@ -252,7 +252,7 @@ def test_a_halted_learner_is_not_waited_for_when_the_end_was_asked_for_twice(mod
     assert audit(tmp_path / "run") == 0
 
 
-@pytest.mark.filterwarnings("ignore::pipeline.run_warnings.RunWarning")
+@pytest.mark.filterwarnings("ignore::pipeline.user_warnings.RunWarning")
 def test_a_halted_sampler_is_not_waited_for_at_the_end(model, tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.processes.worker.worker_handle.END_SECONDS", 3600.0)
     trainer, pids = make_trainer(model, tmp_path / "run"), []

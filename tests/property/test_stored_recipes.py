@@ -191,7 +191,7 @@ def stored(config):
     return json.loads(json.dumps(config.to_json()))["config"]
 
 
-@pytest.mark.filterwarnings("ignore::pipeline.config_checks.ConfigWarning")
+@pytest.mark.filterwarnings("ignore::pipeline.user_warnings.ConfigWarning")
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(recipes())
 def test_stored_configuration_is_read_back_as_it_was(given):

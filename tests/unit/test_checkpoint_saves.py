@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.checkpoints.saved import complete_checkpoints
-from pipeline.run_warnings import RunWarning
+from pipeline.user_warnings import RunWarning
 from tests.fake_learner import FakeRun, entries, open_checkpoints, save, versions
 from workers.errors import CheckpointError
 

@@ -16,10 +16,10 @@ from pipeline.config import (
     Schedule,
     Truncation,
 )
-from pipeline.config_checks import ConfigWarning
 from pipeline.env import TurnResult
 from pipeline.losses import CISPO, PPO, DecoupledPPO, ImportanceSampling, PolicyGradient
 from pipeline.trainer_config import EngineConfig, TrainerConfig
+from pipeline.user_warnings import ConfigWarning
 from tests import vectors
 
 VECTORS = vectors.load("validation")

@@ -13,10 +13,10 @@ from pipeline.commands.make_eval_config import parse_eval
 from pipeline.commands.make_run_config import parse
 from pipeline.commands.shared_config import parse_template_options
 from pipeline.commands.workload import Part, Workload
-from pipeline.config_checks import ConfigWarning
 from pipeline.dataset import rows_digest
 from pipeline.errors import ConfigError
 from pipeline.tasks import TASKS
+from pipeline.user_warnings import ConfigWarning
 from tests.complete_checkpoints import complete
 
 
@@ -45,7 +45,7 @@ def refusal(*arguments):
     return str(error.value)
 
 
-@pytest.mark.filterwarnings("ignore::pipeline.config_checks.ConfigWarning")
+@pytest.mark.filterwarnings("ignore::pipeline.user_warnings.ConfigWarning")
 def test_a_run_is_measured_as_it_ran_but_for_its_machine(tmp_path):
     options = ["--seed", "5", "--temperature", "0.8", "--max-turns", "3", "--max-context-tokens", "48", "--top-k", "9"]
     run = write_run(tmp_path / "run", *options, "--dtype", "bfloat16", "--tool-latency", "fixed:1", "--samplers", "2")

@@ -16,8 +16,8 @@ from pipeline.errors import JournalError, RunError
 from pipeline.journal import frames, journal_files
 from pipeline.journal.journal_files import Journal, events_before, read
 from pipeline.journal.records import Admitted, GivenUp, Ready
-from pipeline.run_warnings import RunWarning
 from pipeline.trajectory import Group
+from pipeline.user_warnings import RunWarning
 
 
 @pytest.fixture(autouse=True)

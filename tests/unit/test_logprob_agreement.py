@@ -10,9 +10,9 @@ import torch
 
 import pipeline as rl
 from pipeline.batches.make_batch import make_batch
-from pipeline.config_checks import ConfigWarning
 from pipeline.tasks import guess
 from pipeline.trajectory import Group, Span, Trajectory
+from pipeline.user_warnings import ConfigWarning
 from tests.engine_twin import CONFIG, SEED, make_engine, request, run
 from workers.generation.sampling import sample
 from workers.learning.packing import TrainingRows, micro_batches

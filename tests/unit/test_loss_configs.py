@@ -14,9 +14,9 @@ from pipeline.commands.launch import make_supervisor, make_trainer
 from pipeline.commands.make_run_config import parse
 from pipeline.commands.run_config import ADVANTAGES
 from pipeline.commands.workload import open_workload
-from pipeline.config_checks import ConfigWarning
 from pipeline.losses import LOSSES, loss_record
 from pipeline.trainer_config import EngineConfig, TrainerConfig
+from pipeline.user_warnings import ConfigWarning
 from workers.policy_losses.losses import LOSSES as LEARNERS
 from workers.policy_losses.losses import build_loss
 

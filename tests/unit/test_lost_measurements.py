@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from pipeline.config_checks import ConfigWarning
 from pipeline.errors import JournalError, RunError
 from pipeline.journal.journal_files import Journal
 from pipeline.journal.records import BatchRecord
 from pipeline.training.resumption import read_resumption
+from pipeline.user_warnings import RunWarning
 
 STEPS = 4
 
@@ -47,7 +47,7 @@ def test_a_batch_without_its_line_is_taken_again_if_it_is_the_last(run_dir):
 
 def test_lines_that_were_lost_before_are_told_of(run_dir):
     write_metrics(run_dir, [1])
-    with pytest.warns(ConfigWarning, match="lacks the lines of 2 batches, from 2 to 3: they were trained"):
+    with pytest.warns(RunWarning, match="lacks the lines of 2 batches, from 2 to 3: they were trained"):
         assert read_resumption(run_dir).state.batches == 3
 
 

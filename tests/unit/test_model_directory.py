@@ -11,9 +11,9 @@ import pytest
 import pipeline as rl
 from bench.small_models import FAMILIES, NUM_PADDED, write_json, write_small_model
 from pipeline.checkpoints.model_files import model_dtype, read_model_files
-from pipeline.config_checks import ConfigWarning
 from pipeline.models.model_directory import open_model, with_ids_of
 from pipeline.tasks import guess
+from pipeline.user_warnings import RunWarning
 from tests.complete_checkpoints import complete
 from workers.model import init_flat
 from workers.model_config import TINY
@@ -104,7 +104,7 @@ def test_init_of_a_run_is_its_newest_checkpoint(whole, tmp_path):
     weights = run / "checkpoints" / "version-10" / "model.safetensors"
     *all_but_last, last = weights.read_bytes()
     weights.write_bytes(bytes([*all_but_last, last ^ 1]))
-    with pytest.warns(ConfigWarning, match="version-10 is damaged: its model.safetensors is not what was saved"):
+    with pytest.warns(RunWarning, match="version-10 is damaged: its model.safetensors is not what was saved"):
         assert open_model(whole, init=run).weights == str(run / "checkpoints" / "version-9")
     with pytest.raises(rl.ConfigError, match="version-10 is damaged"):
         open_model(weights.parent)

@@ -289,7 +289,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::pipeline.config_checks.ConfigWarning")
+@pytest.mark.filterwarnings("ignore::pipeline.user_warnings.ConfigWarning")
 def test_every_option_changes_the_configuration():
     """An option that nothing reads would be a lie: each one, set to another value, changes what comes out, and what a
     resume reads of config.json.

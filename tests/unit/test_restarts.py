@@ -7,10 +7,10 @@ import pytest
 from pipeline.errors import RunError
 from pipeline.processes.worker import restarts
 from pipeline.processes.worker.restarts import RESTART_WINDOW_SECONDS, Restarts
-from pipeline.run_warnings import RunWarning
+from pipeline.user_warnings import RunWarning
 from workers.errors import WorkerDied, WorkerFailed
 
-pytestmark = pytest.mark.filterwarnings("ignore::pipeline.run_warnings.RunWarning")  # each restart is one
+pytestmark = pytest.mark.filterwarnings("ignore::pipeline.user_warnings.RunWarning")  # each restart is one
 
 KILLED = WorkerDied("The sampler 0 (pid 7) was killed.", by_signal=True)
 ENDED = WorkerDied("The sampler 0 (pid 7) ended with exit code 1.")

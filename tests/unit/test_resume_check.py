@@ -7,7 +7,6 @@ import warnings
 import pytest
 
 from pipeline.config import Adam, Checkpointing, GroupCompletion
-from pipeline.config_checks import ConfigWarning
 from pipeline.dataset import rows_digest
 from pipeline.errors import ConfigError
 from pipeline.losses import CISPO, PPO
@@ -16,6 +15,7 @@ from pipeline.run_dir.resume_check import refuse_changed, warn_of_versions
 from pipeline.run_dir.run_directory import make_run_dir, refuse_other_place
 from pipeline.trainer_config import EngineConfig, TrainerConfig
 from pipeline.training.resumption import find_run
+from pipeline.user_warnings import RunWarning
 from tests.complete_checkpoints import complete
 
 ROWS = [{"id": 1, "x": [1, 2]}, {"id": 2, "x": "é"}]
@@ -118,7 +118,7 @@ def test_true_is_not_1_and_1_is_not_1_0():
 
 @pytest.mark.parametrize("name", ["headway", "python", "torch"])
 def test_another_version_is_a_warning(name):
-    with pytest.warns(ConfigWarning, match=f"began with {name} 0.0.1 and goes on with"):
+    with pytest.warns(RunWarning, match=f"began with {name} 0.0.1 and goes on with"):
         warn_of_versions(stored() | {name: "0.0.1"}, describe())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -133,7 +133,7 @@ def test_a_changed_version_is_told_once(tmp_path):
     checkpoint = tmp_path / "run" / "checkpoints" / "version-3"
     checkpoint.mkdir(parents=True)
     complete(checkpoint, recipe=json.dumps(describe() | {"torch": "0.0.2"}))
-    with pytest.warns(ConfigWarning) as caught:
+    with pytest.warns(RunWarning) as caught:
         assert find_run(tmp_path / "run", describe()) == tmp_path / "run"
     (told,) = [str(warning.message) for warning in caught]
     assert "began with torch 0.0.1 and goes on with" in told

@@ -9,8 +9,8 @@ import pytest
 
 from pipeline.rollouts.kept_members import pack_file
 from pipeline.run_dir.run_files import ROLLOUTS
-from pipeline.run_warnings import RunWarning
 from pipeline.training.rollout_saver import RolloutSaver
+from pipeline.user_warnings import RunWarning
 
 
 @pytest.fixture

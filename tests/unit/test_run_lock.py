@@ -10,10 +10,10 @@ import time
 
 import pytest
 
-from pipeline.config_checks import ConfigWarning
 from pipeline.errors import ConfigError
 from pipeline.run_dir import run_lock
 from pipeline.run_dir.run_lock import RunLock, owner
+from pipeline.user_warnings import RunWarning
 
 
 @pytest.fixture(autouse=True)
@@ -170,7 +170,7 @@ def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch):
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.warns(ConfigWarning, match="can't be locked on this file system"), RunLock(tmp_path):
+    with pytest.warns(RunWarning, match="can't be locked on this file system"), RunLock(tmp_path):
         assert live(tmp_path)["pid"] == os.getpid()
     assert os.listdir(tmp_path) == []
 

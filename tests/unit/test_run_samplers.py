@@ -7,7 +7,7 @@ from fake_sampler import REPLY_BYTES, REQUEST_BYTES, give_up
 
 from pipeline.processes.sampler.run_samplers import RunSamplers
 from pipeline.processes.worker.run_ends import RunEnds
-from pipeline.run_warnings import RunWarning
+from pipeline.user_warnings import RunWarning
 from shm.queue import QueueConsumer, QueueProducer
 from workers.errors import WorkerDied, WorkerFailed
 

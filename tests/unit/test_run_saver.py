@@ -14,12 +14,12 @@ from pipeline.journal.recorder import Recorder
 from pipeline.journal.records import Admitted, BatchRecord, Ready
 from pipeline.journal.run_state import RunState
 from pipeline.run_dir.events import EventLog
-from pipeline.run_warnings import RunWarning
 from pipeline.schedule import Admission
 from pipeline.training.resumption import read_resumption
 from pipeline.training.run_history import RunHistory
 from pipeline.training.run_saver import RunSaver
 from pipeline.trajectory import Group, Trajectory
+from pipeline.user_warnings import RunWarning
 from tests.fake_learner import FakeRun
 from workers.errors import CheckpointError
 

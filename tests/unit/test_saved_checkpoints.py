@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pipeline.checkpoints.marker import FORMAT, MARKER, STATE, Incomplete, check_complete
 from pipeline.checkpoints.saved import complete_checkpoints, latest_checkpoint, refuse_damaged, run_checkpoint
-from pipeline.config_checks import ConfigWarning
 from pipeline.errors import ConfigError
+from pipeline.user_warnings import RunWarning
 from tests.complete_checkpoints import complete
 from workers.errors import CheckpointError
 from workers.model_files.checksum import checksum_of
@@ -47,7 +47,7 @@ def warning_of(run_dir, newest):
         found = versions(run_dir)
     assert found[:1] == ([newest] if newest is not None else [])
     (warning,) = caught
-    assert warning.category is ConfigWarning
+    assert warning.category is RunWarning
     return str(warning.message)
 
 
@@ -105,7 +105,7 @@ def test_without_a_complete_one_the_run_has_none(tmp_path):
     (tmp_path / "events.jsonl").touch()
     (directory / MARKER).unlink()
     assert "There is no older one" in warning_of(tmp_path, None)
-    with pytest.warns(ConfigWarning, match="version-3 is incomplete"), pytest.raises(ConfigError, match="--resume"):
+    with pytest.warns(RunWarning, match="version-3 is incomplete"), pytest.raises(ConfigError, match="--resume"):
         run_checkpoint(tmp_path)
 
 
@@ -171,13 +171,13 @@ def test_a_flipped_bit_of_any_file_is_found_and_named(run_dir):
 def test_a_model_with_damaged_weights_is_passed_over_and_named(run_dir):
     (run_dir / "events.jsonl").touch()
     flip(run_dir / "checkpoints" / "version-100" / WEIGHTS)
-    with pytest.warns(ConfigWarning) as caught:
+    with pytest.warns(RunWarning) as caught:
         assert latest_checkpoint(run_dir) == run_dir / "checkpoints" / "version-20"
     (told,) = [str(warning.message) for warning in caught]
     assert "version-100 is damaged: its model.safetensors is not what was saved. Version 20 is used" in told
     for version in (20, 9):
         flip(run_dir / "checkpoints" / f"version-{version}" / WEIGHTS)
-    with pytest.warns(ConfigWarning) as caught:
+    with pytest.warns(RunWarning) as caught:
         with pytest.raises(ConfigError, match=r"All checkpoints of .* are damaged; put a good copy"):
             run_checkpoint(run_dir)
     assert len(caught) == 3 and str(caught[-1].message).endswith("There is no older one.")

@@ -299,7 +299,7 @@ def test_a_wait_for_the_bound_is_told_from_a_lack_of_groups_and_divided_by_cause
     assert sum(event["seconds"] for event in waits) == pytest.approx(65)
 
 
-@pytest.mark.filterwarnings("ignore::pipeline.config_checks.ConfigWarning")
+@pytest.mark.filterwarnings("ignore::pipeline.user_warnings.ConfigWarning")
 def test_a_wait_for_a_slot_is_counted_apart(monkeypatch):
     script = [
         members(((10,), 0, 1.0), ((1,), 0, 0.0)),  # leases version 0 until 100

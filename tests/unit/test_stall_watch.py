@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.run_warnings import RunWarning
 from pipeline.stalls import run_report
 from pipeline.stalls.run_report import moves_of
 from pipeline.stalls.stall_watch import Stall, StallWatch
 from pipeline.stalls.tasks import task_lines
+from pipeline.user_warnings import RunWarning
 from shm.ledger import Activity, Ledger, LedgerShape
 from workers.processes.process_stat import ProcessStat
 

@@ -17,7 +17,7 @@ from pipeline.processes.worker.run_ends import RunEnds
 from pipeline.processes.worker.run_workers import RunWorkers
 from pipeline.run_dir.events import EventLog
 from pipeline.run_spec import RunSpec
-from pipeline.run_warnings import warn_of_run
+from pipeline.user_warnings import warn_of_run
 from workers.errors import WorkerDied, WorkerFailed
 from workers.model_files.tensor_files import OPTIMIZER
 from workers.transfer import Outbox

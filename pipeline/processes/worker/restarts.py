@@ -8,7 +8,7 @@ from pipeline.errors import RunError
 from pipeline.processes.worker.run_workers import RunWorkers
 from pipeline.processes.worker.worker_handle import WorkerHandle
 from pipeline.run_dir.events import EventLog
-from pipeline.run_warnings import warn_of_run
+from pipeline.user_warnings import warn_of_run
 from workers.errors import WorkerDied, WorkerFailed
 
 RESTART_WINDOW_SECONDS = 600.0  # more than max_restarts within it are no accidents

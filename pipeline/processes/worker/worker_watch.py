@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pipeline.processes.worker.run_workers import RunWorkers, process_name
 from pipeline.processes.worker.stillness import NAMED_SECONDS, Phase, Sight, Stillness
 from pipeline.processes.worker.worker_handle import WorkerHandle
-from pipeline.run_warnings import warn_of_run
+from pipeline.user_warnings import warn_of_run
 from shm.errors import LedgerError
 from shm.ledger import WorkerRow
 from workers.processes.process_stat import bytes_moved, read_stat
