@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from math import isfinite, sqrt
 from typing import Literal
 
-from pipeline.config_checks import is_finite_number, shown
+from pipeline.config_checks import is_finite_number
 from pipeline.errors import ConfigError, ConfigTypeError, RunError
+from pipeline.wording import shown
 
 Rewards = Sequence[Sequence[float | None]]
 

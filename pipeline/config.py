@@ -14,13 +14,12 @@ from pipeline.config_checks import (
     check_integer,
     check_number,
     check_path,
-    label,
     option,
-    quoted,
     required,
 )
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.user_warnings import warn
+from pipeline.wording import label, quoted
 
 PRIORITIES = ("fifo", "predicted_length")
 COMPLETION_MODES = ("wait", "deadline")

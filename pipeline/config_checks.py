@@ -4,7 +4,6 @@ The pattern: a flag that is no bool or a value of the wrong class is a ConfigTyp
 wrong type or range, an unknown name or a refused combination is a ConfigError (a ValueError). A bool is no number here.
 """
 
-import difflib
 import functools
 import inspect
 import math
@@ -14,6 +13,7 @@ from dataclasses import field, fields
 from typing import Any
 
 from pipeline.errors import ConfigError, ConfigTypeError
+from pipeline.wording import label, quoted, shown, suggestion
 
 
 def option(default: Any, meaning: str) -> Any:
@@ -109,16 +109,6 @@ def check_parameters(function: Any, count: int, what: str, call: str) -> None:
         raise ConfigTypeError(f"{what} takes {signature}, but is called as {call} ({error}). Write it so.") from error
 
 
-def shown(value: object) -> str:
-    """A value as a sentence shows it: its repr, cut where it is long."""
-    try:
-        return f"{value!r:.100}"
-    except Exception:  # users' classes have a repr of their own
-        if isinstance(value, int):  # Python writes none of more than 4300 digits
-            return f"a number of {value.bit_length()} bits"
-        return f"a {type(value).__name__} that can't be shown"
-
-
 def check_choice(owner: object, name: str, choices: Sequence[str]) -> None:
     """Require one of a few names."""
     value = getattr(owner, name)
@@ -156,18 +146,3 @@ def refuse_unknown(owner: type, config: type, names: Iterable[str]) -> None:
         if name not in known:
             near = suggestion(name, [*inspect.signature(owner).parameters, *known])
             raise ConfigTypeError(f"{owner.__name__} has no option {name}.{near} Correct the name, or leave it out.")
-
-
-def label(owner: object, name: str) -> str:
-    """`Schedule.concurrency`: how errors name an option. A class may have a LABEL other than its name."""
-    return f"{getattr(type(owner), 'LABEL', type(owner).__name__)}.{name}"
-
-
-def quoted(names: Sequence[Any]) -> str:
-    return ", ".join(f'"{name}"' for name in names)
-
-
-def suggestion(word: str, choices: Iterable[str]) -> str:
-    """ " Did you mean X?" for the nearest choice, or nothing if none is near."""
-    near = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
-    return f" Did you mean {near[0]}?" if near else ""

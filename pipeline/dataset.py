@@ -6,8 +6,8 @@ from typing import Any
 
 import msgpack
 
-from pipeline.config_checks import shown
 from pipeline.errors import ConfigTypeError
+from pipeline.wording import shown
 
 ENVIRONMENT_KEY = "environment"  # of a row of a mix: the name of the environment that it is for
 

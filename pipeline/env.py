@@ -23,12 +23,13 @@ from typing import Any
 
 from pipeline.chat.call_json import CallError, read_call_arguments
 from pipeline.chat.format import ChatMessage
-from pipeline.config_checks import MAX_COUNT, check_parameters, shown
+from pipeline.config_checks import MAX_COUNT, check_parameters
 from pipeline.dataset import why_not_plain
 from pipeline.environments.tool_calls import run_tool_call
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.gather import gather_all
 from pipeline.user_code.tools import tool, tools_of
+from pipeline.wording import shown
 from workers.messages import ToolRecord
 
 __all__ = ["Env", "ToolCall", "TrajectoryView", "Turn", "TurnResult", "as_messages", "check_env_class", "tool"]

@@ -4,10 +4,11 @@ import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from pipeline.config_checks import check_parameters, shown, suggestion
+from pipeline.config_checks import check_parameters
 from pipeline.env import ChatMessage, Env, TrajectoryView, TurnResult, as_messages, is_empty_prompt
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.user_code.named import find_named
+from pipeline.wording import shown, suggestion
 
 # reward(text of the turn, row) -> a finite number of any kind
 Reward = Callable[[str, dict[str, Any]], float | Awaitable[float]]

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.chat.format import ChatFormat
-from pipeline.config_checks import check_choice, check_flag, check_integer, check_number, quoted, shown
+from pipeline.config_checks import check_choice, check_flag, check_integer, check_number
 from pipeline.endpoint.openai_endpoint import OpenAIEndpoint
 from pipeline.errors import ConfigError, ConfigTypeError, RunError
 from pipeline.memory.estimate import HOST
@@ -24,6 +24,7 @@ from pipeline.run_dir.events import EventLog
 from pipeline.run_spec import RunSpec
 from pipeline.tasks import TASKS
 from pipeline.user_code.source import EnvSource
+from pipeline.wording import quoted, shown
 from shm.layout import ELEMENT_BYTES
 from workers.machine.device_memory import DeviceMemory, gpu_memory, host_memory
 from workers.machine.devices import count_gpus, resolve_devices, sampler_device

@@ -27,12 +27,12 @@ from pipeline.config_checks import (
     check_number,
     option,
     required,
-    shown,
 )
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.losses import LOSSES, CustomLoss, Loss, unsound_reason
 from pipeline.schedule import BATCH_ORDERS, STALE_POLICIES
 from pipeline.user_warnings import warn
+from pipeline.wording import shown
 
 SAMPLING_POLICIES = ("trajectory", "segment")
 FAILURE_POLICIES = ("stop", "replace")

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from pipeline.config_checks import shown, suggestion
 from pipeline.env import ChatMessage, Env, TrajectoryView, TurnResult
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.user_code.failures import LOGGER, failure_text
+from pipeline.wording import shown, suggestion
 
 INSTRUCTION = "Write your final answer between <answer> and </answer>, and nothing else there."
 SIZE = 500  # rows, as in the package

@@ -14,9 +14,9 @@ from verifiers.v1.utils import loaders
 
 from pipeline.adapters import verifiers_harness
 from pipeline.adapters.verifiers_runtime import TiedRuntime
-from pipeline.config_checks import shown
 from pipeline.errors import ConfigError
 from pipeline.user_code.failures import LOGGER, failure_text
+from pipeline.wording import shown
 
 HARNESS = "headway_chat"  # verifiers finds harnesses as top-level modules only
 NO_HARNESS = "bash"  # what verifiers falls back to where a taskset brings none; it needs uv and the network

@@ -10,8 +10,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from pipeline.chat.format import ChatMessage, ModelTurn, ParsedTurn, Rendered
-from pipeline.config_checks import shown
 from pipeline.errors import ConfigError, ConfigTypeError
+from pipeline.wording import shown
 
 START = "<start>"  # opens a conversation that has no other markup
 END = "<end>"  # ends each turn of the model

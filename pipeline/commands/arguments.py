@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.config_checks import suggestion
 from pipeline.errors import ConfigError
+from pipeline.wording import suggestion
 
 
 class Given(NamedTuple):

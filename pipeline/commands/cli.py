@@ -22,10 +22,10 @@ from pipeline.commands.options import help_text
 from pipeline.commands.resume import Resume, is_resume, parse_resume
 from pipeline.commands.run_config import RunConfig
 from pipeline.commands.signals import EXIT_CODES, end_by_signals, ignore_signals, signal_that_came
-from pipeline.config_checks import suggestion
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.run_dir.run_files import EVENTS, is_run_directory
 from pipeline.version import VERSION
+from pipeline.wording import suggestion
 from shm.errors import HeadwayError
 from workers.machine.limits import refusal_in_words
 

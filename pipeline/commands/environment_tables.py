@@ -10,8 +10,8 @@ from pipeline.commands.option_values import as_written, convert
 from pipeline.commands.options import EXPOSED, option_table, text_of
 from pipeline.commands.workload_config import EnvironmentTable, WorkloadConfig
 from pipeline.commands.workload_options import absolute_sources
-from pipeline.config_checks import suggestion
 from pipeline.errors import ConfigError
+from pipeline.wording import suggestion
 from shm.errors import HeadwayError
 
 MIX = "environment"  # the key of the tables

@@ -9,7 +9,6 @@ from pipeline.commands.eval_config import EvalConfig
 from pipeline.commands.parts import engine_of, supervisor_of, tell_endpoint
 from pipeline.commands.signals import EXIT_CODES, Signals, ignore_signals
 from pipeline.commands.workload import Workload, open_workload
-from pipeline.config_checks import label
 from pipeline.dataset import rows_digest
 from pipeline.errors import ConfigError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
@@ -17,6 +16,7 @@ from pipeline.evaluation.without_training import EvaluationRun
 from pipeline.rollouts.rollout_engine import RolloutEngine
 from pipeline.run_dir.run_directory import make_default_run_dir, make_run_dir
 from pipeline.user_warnings import warn
+from pipeline.wording import label
 
 REPORT_SECONDS = 10.0
 

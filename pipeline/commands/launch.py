@@ -14,10 +14,10 @@ from pipeline.commands.signals import EXIT_CODES, Signals, ignore_signals
 from pipeline.commands.stored_config import STARTED_IN
 from pipeline.commands.time_limit import TimeLimit
 from pipeline.commands.workload import Workload, open_workload
-from pipeline.config_checks import label
 from pipeline.evaluation.evaluator import Evaluator
 from pipeline.supervisor import Supervisor
 from pipeline.trainer import AsyncTrainer
+from pipeline.wording import label
 
 
 def run(config: RunConfig, resume: Resume | None = None) -> int:

@@ -29,13 +29,13 @@ from pipeline.config import (
     Schedule,
     Truncation,
 )
-from pipeline.config_checks import suggestion
 from pipeline.errors import ConfigError
 from pipeline.losses import LOSSES, CustomLoss, Loss
 from pipeline.models.model_directory import TINY_NAME, find_model, find_weights, says_how_it_speaks
 from pipeline.run_dir.run_directory import check_run_dir
 from pipeline.tasks import TASKS
 from pipeline.trainer_config import EngineConfig, TrainerConfig
+from pipeline.wording import suggestion
 from shm.errors import HeadwayError
 from workers.machine.devices import resolve_devices
 

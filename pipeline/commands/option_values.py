@@ -8,9 +8,10 @@ from typing import Any
 from pipeline.commands.arguments import Given
 from pipeline.commands.options import NUMBER, OPTIONS, Option
 from pipeline.config import Sampling
-from pipeline.config_checks import MAX_NUMBER, shown
+from pipeline.config_checks import MAX_NUMBER
 from pipeline.errors import ConfigError
 from pipeline.losses import LOSSES
+from pipeline.wording import shown
 
 FORMS = {int: r"[+-]?\d{1,30}", float: r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"}
 FLAGS = {"true": True, "false": False}  # how the command line writes them; a bare --flag is true

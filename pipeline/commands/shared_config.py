@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.commands.workload_config import EnvironmentConfig, WorkloadConfig
-from pipeline.config_checks import check_choice, check_class, check_integer, check_number, label, option, required
+from pipeline.config_checks import check_choice, check_class, check_integer, check_number, option, required
 from pipeline.errors import ConfigError
 from pipeline.models.model_directory import TINY_NAME, TOOL_FORMATS
 from pipeline.tasks import TASKS
+from pipeline.wording import label
 from shm.layout import ELEMENT_BYTES
 
 

@@ -12,11 +12,11 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pipeline.commands.run_config import RunConfig
-from pipeline.config_checks import shown
 from pipeline.errors import ConfigError
 from pipeline.run_dir.run_directory import read_config
 from pipeline.run_dir.run_files import CONFIG
 from pipeline.version import VERSION
+from pipeline.wording import shown
 from shm.errors import HeadwayError
 
 STARTED_IN = "directory"  # the key of config.json that tells where the run was started

@@ -14,7 +14,6 @@ from typing import Any
 
 from pipeline.chat.format import ChatFormat
 from pipeline.commands.workload_config import OUTSIDE, EnvironmentConfig, EnvironmentTable, WorkloadConfig
-from pipeline.config_checks import label
 from pipeline.data.load_rows import load_rows
 from pipeline.data.mixed_rows import MixedRows, mix_rows
 from pipeline.data.split_rows import split_rows, without_holdout
@@ -25,6 +24,7 @@ from pipeline.tasks import TASKS
 from pipeline.user_code.probe import describe_environment, describe_environments
 from pipeline.user_code.source import EnvSource
 from pipeline.user_warnings import warn
+from pipeline.wording import label
 
 Rows = Sequence[dict[str, Any]]
 SINGLE_TURN = "pipeline.single_turn:SingleTurn"

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from pipeline.config_checks import check_choice, check_integer, check_number, is_finite_number, label, option, shown
+from pipeline.config_checks import check_choice, check_integer, check_number, is_finite_number, option
 from pipeline.errors import ConfigError
 from pipeline.tasks import TASKS
 from pipeline.tasks.latency import FORMS, parse_latency
 from pipeline.user_code.source import ADAPTERS
+from pipeline.wording import label, shown
 
 KINDS = ("task", "env", "reward", "agent")  # what says what is rolled out: one of these
 OUTSIDE = "outside"  # an agent that comes by itself

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.config_checks import suggestion
 from pipeline.data.bad_rows import BadRows
 from pipeline.errors import ConfigError
+from pipeline.wording import suggestion
 
 BATCH_ROWS = 10_000  # rows that exist as columns and as Python objects at once
 

@@ -5,8 +5,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.config_checks import suggestion
 from pipeline.errors import ConfigError
+from pipeline.wording import suggestion
 
 BYTE_ORDER_MARK = "\ufeff"  # which some editors put before a text; no part of it
 

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.config_checks import shown
 from pipeline.data.arrow_rows import read_parquet, read_saved_dataset
 from pipeline.data.bad_rows import BadRows
 from pipeline.data.csv_rows import read_csv
@@ -17,6 +16,7 @@ from pipeline.data.row_fields import RowFields
 from pipeline.dataset import MAX_DEPTH, unplain_field
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.user_code.probe import call_rows
+from pipeline.wording import shown
 
 Reader = Callable[[BadRows], Iterator[tuple[int | str, Any]]]  # (place, row) of each row; bad ones are told to BadRows
 

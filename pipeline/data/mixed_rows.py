@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
-from pipeline.config_checks import is_finite_number, shown, suggestion
+from pipeline.config_checks import is_finite_number
 from pipeline.data.row_order import RowOrder
 from pipeline.dataset import ENVIRONMENT_KEY
 from pipeline.errors import ConfigError, ConfigTypeError
+from pipeline.wording import shown, suggestion
 
 
 class MixedRows(Sequence):

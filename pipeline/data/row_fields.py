@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.config_checks import shown, suggestion
 from pipeline.data.bad_rows import BadRows
 from pipeline.env import as_messages, is_empty_prompt
 from pipeline.errors import ConfigError, ConfigTypeError
+from pipeline.wording import shown, suggestion
 
 _SHOWN_FIELDS = 8  # of those that a row has instead
 

@@ -4,10 +4,11 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.config_checks import is_finite_number, shown
+from pipeline.config_checks import is_finite_number
 from pipeline.data.mixed_rows import MixedRows, keep_rows
 from pipeline.dataset import check_rows
 from pipeline.errors import ConfigError, ConfigTypeError
+from pipeline.wording import shown
 
 
 def split_rows(

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.chat.format import ChatMessage
-from pipeline.config_checks import MAX_COUNT, shown
+from pipeline.config_checks import MAX_COUNT
 from pipeline.endpoint.messages import read_messages, read_tools
 from pipeline.endpoint.refusal import NOT_FOUND, Refusal, refuse
+from pipeline.wording import shown
 
 # Beside the fields that are read below: those that change nothing about what is sampled.
 WITHOUT_EFFECT = ("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "user")

@@ -10,8 +10,8 @@ from typing import Any
 
 from pipeline.chat.call_json import CallError, check_name, read_call_arguments
 from pipeline.chat.format import ChatMessage
-from pipeline.config_checks import shown
 from pipeline.endpoint.refusal import refuse
+from pipeline.wording import shown
 
 # Role of a request -> ours: no chat template knows developers.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}

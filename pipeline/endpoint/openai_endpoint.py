@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config import Budget
-from pipeline.config_checks import check_integer, check_number, shown
+from pipeline.config_checks import check_integer, check_number
 from pipeline.endpoint.chat_request import Served
 from pipeline.endpoint.sessions import TOKEN_BYTES, Sessions
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.run_dir.run_files import ENDPOINT
 from pipeline.user_code.named import checked_path
 from pipeline.user_code.source import EnvSource
+from pipeline.wording import shown
 
 if TYPE_CHECKING:
     from pipeline.endpoint.server import EndpointServer

@@ -16,7 +16,7 @@ from typing import Any
 
 from aiohttp import web  # an extra: whoever uses an endpoint imports this module, nobody else
 
-from pipeline.config_checks import is_finite_number, shown
+from pipeline.config_checks import is_finite_number
 from pipeline.endpoint.chat_reply import Answer, Envelope, completion, stream
 from pipeline.endpoint.chat_request import ChatRequest, Served, read_chat_request
 from pipeline.endpoint.refusal import (
@@ -32,6 +32,7 @@ from pipeline.endpoint.refusal import (
 from pipeline.endpoint.request_body import no_json, read_body
 from pipeline.endpoint.sessions import Driven, Session, Sessions, same_token
 from pipeline.errors import RunError
+from pipeline.wording import shown
 
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")  # what a client may call this host; under any other name a web page may have led it here

@@ -8,9 +8,10 @@ from typing import Any
 import msgpack
 
 from pipeline.chat.format import assistant_message
-from pipeline.config_checks import MAX_COUNT, shown
+from pipeline.config_checks import MAX_COUNT
 from pipeline.dataset import why_not_plain
 from pipeline.env import ToolCall, TrajectoryView, Turn
+from pipeline.wording import shown
 
 MAX_SNAPSHOT_BYTES = 1 << 20
 MAX_MESSAGE_CHARS = 1 << 24  # of one reply: some hundred times a long context

@@ -15,7 +15,7 @@ from pipeline.chat.format import ChatFormat
 from pipeline.chat.model_chat import load_chat
 from pipeline.chat.tool_formats import FORMATS
 from pipeline.checkpoints.saved import refuse_damaged, weights_directory
-from pipeline.config_checks import shown
+from pipeline.wording import shown
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.run_dir.run_files import is_run_directory
 from shm.errors import HeadwayError

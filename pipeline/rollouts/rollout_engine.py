@@ -5,7 +5,7 @@ from typing import Any
 
 from pipeline.adapters.verifiers_endpoint import verifiers_endpoint
 from pipeline.config import Budget, KVCache, Schedule
-from pipeline.config_checks import refuse_unknown, shown
+from pipeline.config_checks import refuse_unknown
 from pipeline.endpoint.openai_endpoint import OpenAIEndpoint
 from pipeline.env import Env
 from pipeline.errors import ConfigError, ConfigTypeError
@@ -13,6 +13,7 @@ from pipeline.single_turn import Reward
 from pipeline.supervisor import Supervisor
 from pipeline.trainer_config import EngineConfig
 from pipeline.user_code.source import EnvSource, single_turn_source
+from pipeline.wording import shown
 
 
 class RolloutEngine:

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.config_checks import shown
 from pipeline.errors import ConfigError
 from pipeline.run_dir.json_lines import object_in
 from pipeline.user_warnings import warn_of_run
+from pipeline.wording import shown
 
 GOALS = ("steps", "max_minutes")  # how far to go
 MAY_CHANGE = (*GOALS, "run_dir")  # where the directory is now says who resumes it

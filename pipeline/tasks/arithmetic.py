@@ -11,10 +11,10 @@ from typing import Any
 
 from pipeline.chat.tiny import TerseChat
 from pipeline.chat.tool_formats import without_reasoning
-from pipeline.config_checks import shown
 from pipeline.env import Env, TrajectoryView, TurnResult
 from pipeline.errors import ConfigError
 from pipeline.tasks.expressions import evaluate, final_number
+from pipeline.wording import shown
 
 LARGEST = 7  # all values on the way are from 0 to this
 NUM_STEPS = 3

@@ -10,12 +10,12 @@ from typing import Any
 
 from pipeline.chat.tiny import TerseChat
 from pipeline.chat.tool_formats import without_reasoning
-from pipeline.config_checks import shown
 from pipeline.env import Env, TrajectoryView, TurnResult, tool
 from pipeline.errors import ConfigError
 from pipeline.tasks.latency import parse_latency
 from pipeline.tasks.search_world import EXAMPLE_WORLDS, HOPS, NAMES, RELATIONS, World, make_world
 from pipeline.user_code.tool_schema import ArgumentError
+from pipeline.wording import shown
 
 # What following the whole chain of look-ups is worth without the right answer; a part of it is worth its share. It is
 # what the tiny model starts from, whose chance of three right names in a row is one in some thousands at first.

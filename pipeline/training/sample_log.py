@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import Any
 
-from pipeline.config_checks import shown
 from pipeline.data.mixed_rows import MixedRows
 from pipeline.dataset import ENVIRONMENT_KEY, row_id
 from pipeline.run_dir.json_lines import JsonLines
 from pipeline.trainer_config import TrainerConfig
 from pipeline.trajectory import Group, Trajectory
+from pipeline.wording import shown
 
 
 class SampleLog:

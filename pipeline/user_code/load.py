@@ -5,11 +5,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pipeline.config_checks import shown
 from pipeline.env import Env, check_env_class
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.user_code.failures import failure_text
 from pipeline.user_code.named import find_named
+from pipeline.wording import shown
 
 MakeEnv = Callable[[], Env]
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config_checks import quoted, shown, suggestion
 from pipeline.dataset import ENVIRONMENT_KEY, why_not_plain
 from pipeline.env import Env, check_env_class
 from pipeline.errors import ConfigError, ConfigTypeError
@@ -16,6 +15,7 @@ from pipeline.single_turn import Reward, SingleTurn, check_reward, prompt_of
 from pipeline.user_code.importable import import_path_of
 from pipeline.user_code.load import MakeEnv, check_arguments, load_env_class
 from pipeline.user_code.named import checked_path
+from pipeline.wording import quoted, shown, suggestion
 from workers.import_path import search_path
 
 EXAMPLE = "my_envs:Search"
