@@ -25,7 +25,7 @@ from pipeline.user_code.source import EnvSource
 from shm.errors import HeadwayError
 from workers.import_path import search_path
 from workers.processes.keeper import KEEPER
-from workers.processes.process import KEEPER_END_SECONDS, KILLED_SECONDS, ROOT, end_kept, start_kept
+from workers.processes.process import KEEPER_END_SECONDS, KILLED_SECONDS, ROOT, end_kept, signal_name, start_kept
 
 MODULE = "pipeline.user_code.probe_process"
 TIMEOUT = 600.0  # seconds; rows of some puzzles take long to make
@@ -159,7 +159,7 @@ def _read(file: int, what: str, status: int) -> Any:
     """The answer: its value, or the error that it tells of."""
     size = os.fstat(file).st_size
     if status != 0 or not 0 < size <= MAX_ANSWER_BYTES:
-        ended = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        ended = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
         raise ConfigError(
             f"{what} can't be used: the process that imports it {ended} before it had answered. What it said is above."
         )

@@ -167,7 +167,7 @@ class WorkerProcess:
                 "this one started; give the machine or container more, or use less"
             )
         if status < 0:
-            return f"was killed by {signal.Signals(-status).name}"
+            return f"was killed by {signal_name(-status)}"
         return f"ended with status {status}"
 
     @property
@@ -220,6 +220,14 @@ def end_kept(process: subprocess.Popen) -> None:
     """Tell a keeper, not reaped yet, to end what it keeps and itself; also one that somebody has stopped."""
     for number in (signal.SIGTERM, signal.SIGCONT):
         os.kill(process.pid, number)  # not by Popen, which would reap it
+
+
+def signal_name(number: int) -> str:
+    """Such as SIGKILL; most real-time signals have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _python_path() -> list[str]:

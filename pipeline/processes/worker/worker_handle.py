@@ -227,7 +227,16 @@ class WorkerHandle:
             self.on_message(message)
 
     def _ended(self) -> None:
-        """The sentinel fired: read its last messages, reap it, tell."""
+        """The sentinel fired, and does so until it is closed, whatever goes wrong on the way."""
+        on_error = self.on_error
+        try:
+            self._tell_end()
+        except Exception as error:  # a callback of the loop is an outermost frame
+            self.discard()
+            on_error(error)
+
+    def _tell_end(self) -> None:
+        """Read its last messages, reap it, tell."""
         process, on_death = self._process, self.on_death
         process.wait(5.0)
         self._link.drain()
