@@ -34,7 +34,7 @@ from pipeline.run_dir.run_directory import (
     record_changes,
     refuse_other_place,
 )
-from pipeline.run_dir.run_files import EVALUATIONS, EVENTS, LOGS, METRICS, SAMPLES
+from pipeline.run_dir.run_files import EVALUATIONS, EVENTS, LOGS, METRICS, TRAJECTORIES
 from pipeline.run_dir.run_lock import RunLock
 from pipeline.run_spec import RunSpec
 from pipeline.schedule import ScheduleRules
@@ -155,7 +155,9 @@ class AsyncTrainer:
                 closing(_open_events(directory, resumption)) as events,
                 closing(JsonLines(directory / METRICS)) as metrics,
                 _open_lines(directory / EVALUATIONS, self._evaluator is not None) as results,
-                _open_lines(directory / SAMPLES, self.config.log_samples > 0, for_people=True) as samples,
+                _open_lines(
+                    directory / TRAJECTORIES, self.config.log_trajectories > 0, for_people=True
+                ) as trajectories,
             ):
                 self._checkpoints = Checkpoints(
                     directory,
@@ -174,7 +176,7 @@ class AsyncTrainer:
                     events=events,
                     metrics=metrics,
                     results=results,
-                    samples=samples,
+                    trajectories=trajectories,
                     checkpoints=self._checkpoints,
                     journal=journal,
                     lock=lock,

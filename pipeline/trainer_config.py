@@ -130,7 +130,9 @@ class TrainerConfig:
     zero_variance: str = option(
         "train", "a group whose rewards are all equal: train it (it has no gradient), or replace it by the next one"
     )
-    log_samples: int = option(1, "trajectories of each batch that samples.jsonl tells of, with their conversations")
+    log_trajectories: int = option(
+        1, "trajectories of each batch that trajectories.jsonl tells of, with their conversations"
+    )
     allow_trajectory_loss: bool = option(False, "needed for what leaves sampled trajectories or spans untrained")
     allow_unbounded_staleness: bool = option(False, "needed for stale_policy keep")
     stall_timeout: float = option(
@@ -152,11 +154,11 @@ class TrainerConfig:
         check_integer(self, "groups_per_step", minimum=1, unit="groups of one batch")
         check_integer(self, "group_size", minimum=1, unit="trajectories of one group")
         check_integer(self, "max_staleness", minimum=0, unit="optimizer updates")
-        check_integer(self, "log_samples", minimum=0, unit="trajectories of a batch")
-        if self.log_samples > self.groups_per_step * self.group_size:
+        check_integer(self, "log_trajectories", minimum=0, unit="trajectories of a batch")
+        if self.log_trajectories > self.groups_per_step * self.group_size:
             raise ConfigError(
-                f"AsyncTrainer.log_samples is {self.log_samples}, but a batch has {self.groups_per_step} groups of "
-                f"{self.group_size} trajectories; ask for at most {self.groups_per_step * self.group_size}."
+                f"AsyncTrainer.log_trajectories is {self.log_trajectories}, but a batch has {self.groups_per_step} "
+                f"groups of {self.group_size} trajectories; ask for at most {self.groups_per_step * self.group_size}."
             )
         check_number(self, "kl_coefficient", at_least=0.0)
         check_number(self, "entropy_coefficient", at_least=0.0)

@@ -33,7 +33,7 @@ class Trajectory:
 
     truncated: the cause, None for a natural end. loss_mask_end: offset over all generated tokens from which on they are
     not trained, None for no limit. metrics: numbers of the environment, summed over a batch into `rollout/<name>`.
-    conversation: its messages, if samples.jsonl may have it (`log_samples`).
+    conversation: its messages, if trajectories.jsonl may have it (`log_trajectories`).
     """
 
     group: int

@@ -103,7 +103,7 @@ EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
             "shuffle",
             "on_failure",
             "zero_variance",
-            "log_samples",
+            "log_trajectories",
             "allow_trajectory_loss",
             "allow_unbounded_staleness",
             "kl_coefficient",

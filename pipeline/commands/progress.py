@@ -15,14 +15,14 @@ from rich.text import Text
 
 from pipeline.checkpoints.saved import goes_on_from_start
 from pipeline.evaluation.evaluator import Evaluation
-from pipeline.run_dir.run_files import CHECKPOINTS, CONFIG, EVALUATIONS, EVENTS, JOURNAL, LOGS, METRICS, SAMPLES
+from pipeline.run_dir.run_files import CHECKPOINTS, CONFIG, EVALUATIONS, EVENTS, JOURNAL, LOGS, METRICS, TRAJECTORIES
 
 WAIT_SECONDS = 10.0  # without a plain line, after which one tells whom the trainer waits for
 PLAIN_SECONDS = 2.0  # least time between two plain lines; the first and the last step always have one
 SPEED_STEPS = 20  # steps that the shown speed is measured over
 FILES = {  # what a run directory may hold that a user wants to open
     METRICS: "one line per step",
-    SAMPLES: "what the model read and wrote: --log-samples of each batch",
+    TRAJECTORIES: "what the model read and wrote: --log-trajectories of each batch",
     EVENTS: "the audit log: headway audit RUN_DIR",
     CONFIG: "the configuration as it was used",
     EVALUATIONS: "evaluations",

@@ -150,7 +150,7 @@ class EnvironmentConfig:
 class EnvironmentTable(EnvironmentConfig):
     """One of several environments. Its rows carry its name as their "environment"."""
 
-    name: str = option("", "how rows, samples.jsonl and errors call it; none: what env, reward or task is called")
+    name: str = option("", "how rows, trajectories.jsonl and errors call it; none: what env, reward or task is called")
     weight: float = option(1.0, "its share of the groups let in, beside the weights of the others")
 
     def __post_init__(self) -> None:

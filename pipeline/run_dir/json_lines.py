@@ -1,6 +1,6 @@
 """A file of JSON objects, one a line: how the run's logs are written, read and mended, and what a full disk says.
 
-It serves events.jsonl, metrics.jsonl, samples.jsonl and eval.jsonl.
+It serves events.jsonl, metrics.jsonl, trajectories.jsonl and eval.jsonl.
 """
 
 import json

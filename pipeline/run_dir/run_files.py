@@ -10,7 +10,7 @@ from pathlib import Path
 CONFIG = "config.json"  # the resolved configuration, versions and seed
 EVENTS = "events.jsonl"  # the audit log (events.py)
 METRICS = "metrics.jsonl"  # one line per batch
-SAMPLES = "samples.jsonl"  # some trajectories of each batch with their conversations (log_samples)
+TRAJECTORIES = "trajectories.jsonl"  # some trajectories of each batch with their conversations (log_trajectories)
 EVALUATIONS = "eval.jsonl"  # one line per evaluation, with an evaluator
 CHECKPOINTS = "checkpoints"  # weights, optimizer and trainer's state, each one whole (checkpoints/)
 JOURNAL = "journal"  # what was decided since: what a resume goes on from (journal/)

@@ -24,7 +24,7 @@ from pipeline.rollouts.kept_members import KeptMembers, read_kept
 from pipeline.run_dir.json_lines import cut_torn_tail, read_lines
 from pipeline.run_dir.resume_check import nothing_left, refuse_changed, warn_of_versions
 from pipeline.run_dir.run_directory import read_config
-from pipeline.run_dir.run_files import EVALUATIONS, FIRST_JOURNAL_FILE, JOURNAL, METRICS, SAMPLES
+from pipeline.run_dir.run_files import EVALUATIONS, FIRST_JOURNAL_FILE, JOURNAL, METRICS, TRAJECTORIES
 from pipeline.schedule import Scheduler, ScheduleRules
 from pipeline.training.run_history import start_of
 from pipeline.trajectory import Trajectory
@@ -158,7 +158,7 @@ def read_resumption(run_dir: Path) -> Resumption:
     if state.training is not None and state.training.record.step <= num_steps:
         state.finish_batch()
     num_begun = state.batches + (state.training is not None)
-    cut_torn_tail(run_dir / SAMPLES, lambda line: not _is_later(line, num_begun))
+    cut_torn_tail(run_dir / TRAJECTORIES, lambda line: not _is_later(line, num_begun))
     if num_steps > state.batches:
         raise JournalError(
             f"{run_dir / METRICS} tells of {num_steps} batches, but the journal of {state.batches}: files of it "
@@ -183,8 +183,8 @@ def read_resumption(run_dir: Path) -> Resumption:
 
 
 def _is_later(line: Mapping[str, Any], batch: int) -> bool:
-    """Whether a line of samples.jsonl is of a batch after `batch`. They are written before their batch's record: of one
-    without a record nothing is told yet, as another batch may come of it.
+    """Whether a line of trajectories.jsonl is of a batch after `batch`. They are written before their batch's record: of
+    one without a record nothing is told yet, as another batch may come of it.
     """
     step = line.get("step")
     return type(step) is int and step > batch

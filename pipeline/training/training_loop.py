@@ -32,8 +32,8 @@ from pipeline.training.intake import DataUsedUp, Intake
 from pipeline.training.learning_rate import learning_rate
 from pipeline.training.mix_metrics import mix_metrics
 from pipeline.training.received import Received
-from pipeline.training.sample_log import SampleLog
 from pipeline.training.step_metrics import StepMetrics, timing
+from pipeline.training.trajectory_log import TrajectoryLog
 from pipeline.training.updates import Updates
 from pipeline.trajectory import Group, Trajectory
 
@@ -74,7 +74,7 @@ class TrainingLoop:
         clock: Callable[[], float] = time.monotonic,
         *,
         recorder: Recorder,
-        samples: SampleLog | None = None,
+        trajectory_log: TrajectoryLog | None = None,
         mix: MixedRows | None = None,
     ) -> None:
         """mix: the rows, if they are for several environments."""
@@ -83,7 +83,7 @@ class TrainingLoop:
         self._scheduler = scheduler
         self._rollouts = rollouts
         self._validate_batch = validate_batch
-        self._samples = samples
+        self._trajectory_log = trajectory_log
         self._mix = mix
         self._recorder = recorder
         self._clock = clock
@@ -181,9 +181,9 @@ class TrainingLoop:
             self._validate_batch([one for group in groups for one in group.trajectories], training.metrics)
         slot = await self._batch_waits.free_slot(n) if training.rows.num_rows > 0 else None
         record = self._record(n, batch, training, [*self._updates.submitted, *rest])
-        if self._samples is not None:
+        if self._trajectory_log is not None:
             # Before the record: the journal has no conversations, so a batch that is taken again could not be told of.
-            self._samples.write(n, self._scheduler.version, groups, training.advantages)
+            self._trajectory_log.write(n, self._scheduler.version, groups, training.advantages)
         self._recorder.batch(record)
         return await self._train(record, groups, rest, slot, training.metrics, started=started, selected=selected)
 

@@ -35,8 +35,8 @@ from pipeline.training.run_evaluations import RunEvaluations
 from pipeline.training.run_history import RunHistory
 from pipeline.training.run_log import RunLog
 from pipeline.training.run_saver import RunSaver
-from pipeline.training.sample_log import SampleLog
 from pipeline.training.training_loop import Step, TrainingLoop, ValidateBatch
+from pipeline.training.trajectory_log import TrajectoryLog
 from pipeline.user_warnings import warn_of_run
 from shm.errors import HeadwayError
 
@@ -53,8 +53,8 @@ class TrainingRun:
     """Made by `AsyncTrainer.run`, which has checked everything and owns the log files; `steps` is called once.
 
     journal: begun by nobody yet. resumption: where an earlier run in the same directory stood; None: this is the first.
-    lock: told where the run's ledger is. results: eval.jsonl, with an evaluator. samples: samples.jsonl, if it is to
-    have lines. log_dir: where the processes' own logs go.
+    lock: told where the run's ledger is. results: eval.jsonl, with an evaluator. trajectories: trajectories.jsonl, if it
+    is to have lines. log_dir: where the processes' own logs go.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class TrainingRun:
         events: EventLog,
         metrics: JsonLines,
         results: JsonLines | None,
-        samples: JsonLines | None,
+        trajectories: JsonLines | None,
         checkpoints: Checkpoints,
         journal: Journal,
         lock: RunLock,
@@ -98,7 +98,7 @@ class TrainingRun:
         self._events = events
         self._log = RunLog(config, rules, events, metrics, resumption)
         self._results = results
-        self._samples = SampleLog(samples, rows, config) if samples is not None else None
+        self._trajectory_log = TrajectoryLog(trajectories, rows, config) if trajectories is not None else None
         self._checkpoints = checkpoints
         self._journal = journal
         self._lock = lock
@@ -161,7 +161,7 @@ class TrainingRun:
                 counters,
                 self._validate_batch,
                 recorder=self._recorder,
-                samples=self._samples,
+                trajectory_log=self._trajectory_log,
                 mix=self._rows if isinstance(self._rows, MixedRows) else None,
             )
             evaluations = self._evaluations = self._make_evaluations(run, rollouts, saver)
@@ -341,7 +341,7 @@ class TrainingRun:
                 completion=config.completion,
                 oldest_first=config.oldest_first,
                 replace_failed=config.on_failure == "replace",
-                keeps_conversation=self._samples.wants if self._samples is not None else None,
+                keeps_conversation=self._trajectory_log.wants if self._trajectory_log is not None else None,
             ),
         )
         rollouts.on_interrupt = self._broke

@@ -74,7 +74,7 @@ def test_two_runs_at_once_each_leave_a_whole_run_and_nothing_else(start, tempora
             "config.json",
             "events.jsonl",
             "metrics.jsonl",
-            "samples.jsonl",
+            "trajectories.jsonl",
             "checkpoints",
             "journal",
             "logs",
@@ -97,7 +97,7 @@ def test_two_runs_at_once_each_leave_a_whole_run_and_nothing_else(start, tempora
 
         # One trajectory of each batch with its conversation: all turns of the model but the last have an answer.
         ended_by_name = {event["trajectory"]: event for event in run.events("trajectory")}
-        for line, batch in zip(run.lines("samples.jsonl"), run.events("batch"), strict=True):
+        for line, batch in zip(run.lines("trajectories.jsonl"), run.events("batch"), strict=True):
             assert (line["step"], line["group"] in batch["groups"]) == (batch["step"], True)
             ended = ended_by_name[f"{line['group']}.{line['member']}"]
             assert (line["reward"], line["tokens"]) == (ended["reward"], ended["tokens"])

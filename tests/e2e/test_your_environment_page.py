@@ -32,12 +32,12 @@ def test_every_run_of_the_page_trains_all_its_steps(followed):
         assert (end["event"], end["status"], end["steps"]) == ("end", "completed", 2), name
 
 
-def test_the_data_command_describes_the_file_and_samples_are_where_the_page_says(followed):
+def test_the_data_command_describes_the_file_and_trajectories_are_where_the_page_says(followed):
     directory, shown = followed
     assert "6 rows" in next(text for text in shown if text is not None)
-    samples = lines(directory / "runs" / "sums" / "samples.jsonl")
-    assert {sample["id"] for sample in samples} <= {f"s{number}" for number in range(1, 7)}
-    assert all("What is" in sample["messages"][0]["content"] for sample in samples)
+    logged = lines(directory / "runs" / "sums" / "trajectories.jsonl")
+    assert {line["id"] for line in logged} <= {f"s{number}" for number in range(1, 7)}
+    assert all("What is" in line["messages"][0]["content"] for line in logged)
 
 
 def test_the_mix_trains_groups_of_both_environments(followed):

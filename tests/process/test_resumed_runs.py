@@ -88,9 +88,9 @@ def begun(run_dir):
     return {*records, *(line["step"] for line in metrics_of(run_dir))}
 
 
-def sampled(run_dir):
-    """The step of each line of samples.jsonl."""
-    return [line["step"] for line in _lines(run_dir / "samples.jsonl")]
+def told_of(run_dir):
+    """The step of each line of trajectories.jsonl."""
+    return [line["step"] for line in _lines(run_dir / "trajectories.jsonl")]
 
 
 def check_whole(run_dir, steps=STEPS):
@@ -164,7 +164,7 @@ def test_a_run_killed_at_any_instant_goes_on_and_trains_each_row_once(model, kil
     _, steps = resume(model, run_dir)
     assert [step.n for step in steps] == list(range(len(before) + 1, STEPS + 1))
     check_whole(run_dir)
-    told = sampled(run_dir)
+    told = told_of(run_dir)
     assert told == sorted({*told}) and had_begun <= {*told}  # of those since, if somebody has their conversations yet
     runs = events_of(run_dir, "run")
     assert [run.get("resumed", 0) for run in runs] == list(range(len(runs)))

@@ -40,7 +40,7 @@ FREE = {
     "init": st.just("model"),
     "kl_coefficient": SHARES,
     "entropy_coefficient": SHARES,
-    "log_samples": st.integers(0, 1).map(str),
+    "log_trajectories": st.integers(0, 1).map(str),
     "priority": st.sampled_from(["fifo", "predicted_length"]),
     "final_answer_reserve": st.just("0"),
     "truncation": st.sampled_from(["zero_reward", "reward"]),

@@ -206,8 +206,8 @@ def test_a_step_is_complete_when_its_metrics_are_there(tmp_path, is_complete):
     play.train(play.admit())
     play.recorder._events.flush()
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "model_step": 1}\n' if is_complete else "")
-    samples = [f'{{"step": {step}}}\n' for step in (1, 1, 2)]  # of the last one no record tells
-    (tmp_path / "samples.jsonl").write_text("".join(samples))
+    lines = [f'{{"step": {step}}}\n' for step in (1, 1, 2)]  # of the last one no record tells
+    (tmp_path / "trajectories.jsonl").write_text("".join(lines))
     state = read_resumption(tmp_path).state
-    assert (tmp_path / "samples.jsonl").read_text() == "".join(samples[:2])
+    assert (tmp_path / "trajectories.jsonl").read_text() == "".join(lines[:2])
     assert (state.training is None, state.batches, state.version) == (is_complete, int(is_complete), int(is_complete))

@@ -32,7 +32,7 @@ def test_a_torn_last_line_swallows_no_record(tmp_path):
 @pytest.mark.parametrize("for_people", [True, False])
 def test_a_file_cut_at_any_byte_keeps_its_whole_lines(tmp_path, monkeypatch, for_people):
     monkeypatch.setattr(json_lines, "_READ_BACK", 16)
-    path = tmp_path / "samples.jsonl"
+    path = tmp_path / "trajectories.jsonl"
     lines = JsonLines(path, for_people=for_people)
     for record in RECORDS:
         lines.write(record)
@@ -51,7 +51,7 @@ def test_a_file_cut_at_any_byte_keeps_its_whole_lines(tmp_path, monkeypatch, for
 
 
 def test_whole_lines_of_what_never_came_to_be_go_too(tmp_path):
-    path = tmp_path / "samples.jsonl"
+    path = tmp_path / "trajectories.jsonl"
     for tail in (b"", b"{", b'{"step": 4}'):
         path.write_bytes(b'{"step": 1}\n{"step": 3}\n{"note": 0}\n{"step": 2}\n{"step": 3}\n{"step": 3}\n' + tail)
         cut = cut_torn_tail(path, lambda record: record.get("step", 0) <= 2)

@@ -1,4 +1,4 @@
-"""samples.jsonl: which trajectories it tells of, what of them, and that any text comes back as it was."""
+"""trajectories.jsonl: which trajectories it tells of, what of them, and that any text comes back as it was."""
 
 import json
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from pipeline.commands.make_run_config import parse
 from pipeline.data.mixed_rows import mix_rows
 from pipeline.errors import ConfigError
 from pipeline.run_dir.json_lines import JsonLines
-from pipeline.training.sample_log import SampleLog, as_json
+from pipeline.training.trajectory_log import TrajectoryLog, as_json
 from pipeline.trajectory import Group, Span, Trajectory
 
 ROWS = [{"id": f"row {index}"} for index in range(8)]
@@ -30,11 +30,11 @@ def read(path):
     return [json.loads(line, parse_constant=refuse) for line in lines]
 
 
-def log_batch(path, *, log_samples, step=8, groups=4, size=3, rows=ROWS, lost=()):
+def log_batch(path, *, log_trajectories, step=8, groups=4, size=3, rows=ROWS, lost=()):
     """The lines of one batch at version 5, whose trajectories are those that the rollouts would have kept."""
-    config = SimpleNamespace(log_samples=log_samples, groups_per_step=groups, group_size=size)
+    config = SimpleNamespace(log_trajectories=log_trajectories, groups_per_step=groups, group_size=size)
     lines = JsonLines(path)
-    log = SampleLog(lines, rows, config)
+    log = TrajectoryLog(lines, rows, config)
     batch = []
     for number in range(10, 10 + groups):
         members = [Trajectory(number, member, number % 8, reward=0.5, num_turns=1) for member in range(size)]
@@ -49,7 +49,7 @@ def log_batch(path, *, log_samples, step=8, groups=4, size=3, rows=ROWS, lost=()
 
 
 def test_a_line_tells_what_the_trajectory_was_and_earned(tmp_path):
-    (line,) = log_batch(tmp_path / "samples.jsonl", log_samples=1)
+    (line,) = log_batch(tmp_path / "trajectories.jsonl", log_trajectories=1)
     assert line == {
         "step": 8,
         "group": 10,
@@ -68,7 +68,7 @@ def test_a_line_tells_what_the_trajectory_was_and_earned(tmp_path):
 
 def test_of_a_mix_a_line_names_the_environment(tmp_path):
     rows = mix_rows({"sums": [{}] * 4, "games": [{"id": "g"}] * 4})
-    lines = log_batch(tmp_path / "samples.jsonl", log_samples=4, rows=rows)
+    lines = log_batch(tmp_path / "trajectories.jsonl", log_trajectories=4, rows=rows)
     assert [(line["row"], line["environment"]) for line in lines] == [
         (2, "sums"),
         (3, "sums"),
@@ -78,12 +78,12 @@ def test_of_a_mix_a_line_names_the_environment(tmp_path):
 
 
 def test_a_row_without_an_id_has_none_in_its_line(tmp_path):
-    (line,) = log_batch(tmp_path / "samples.jsonl", log_samples=1, rows=[{}] * 8)
+    (line,) = log_batch(tmp_path / "trajectories.jsonl", log_trajectories=1, rows=[{}] * 8)
     assert "id" not in line and line["row"] == 2
 
 
 @pytest.mark.parametrize(
-    ("log_samples", "told"),
+    ("log_trajectories", "told"),
     [
         (1, [(10, 1)]),
         (2, [(10, 1), (12, 1)]),  # spread over the groups
@@ -91,18 +91,18 @@ def test_a_row_without_an_id_has_none_in_its_line(tmp_path):
         (12, [(group, member) for group in range(10, 14) for member in range(3)]),
     ],
 )
-def test_so_many_are_told_of_from_different_groups_and_members(tmp_path, log_samples, told):
-    lines = log_batch(tmp_path / "samples.jsonl", log_samples=log_samples)
+def test_so_many_are_told_of_from_different_groups_and_members(tmp_path, log_trajectories, told):
+    lines = log_batch(tmp_path / "trajectories.jsonl", log_trajectories=log_trajectories)
     assert [(line["group"], line["member"]) for line in lines] == told
 
 
 def test_the_next_batch_tells_of_other_groups(tmp_path):
-    told = [log_batch(tmp_path / f"{step}", log_samples=1, step=step)[0]["group"] for step in range(8, 13)]
+    told = [log_batch(tmp_path / f"{step}", log_trajectories=1, step=step)[0]["group"] for step in range(8, 13)]
     assert told == [10, 11, 12, 13, 10]
 
 
 def test_one_that_was_left_out_of_its_group_is_missing(tmp_path):
-    lines = log_batch(tmp_path / "samples.jsonl", log_samples=4, lost=[(11, 2)])
+    lines = log_batch(tmp_path / "trajectories.jsonl", log_trajectories=4, lost=[(11, 2)])
     assert [line["group"] for line in lines] == [10, 12, 13]
 
 
@@ -167,10 +167,10 @@ def test_rollouts_keep_the_conversations_that_are_wanted_and_no_others():
     assert [message["role"] for message in kept[1, 0][1:]] == ["assistant", "user", "assistant"]
 
 
-def test_more_samples_than_a_batch_has_are_refused():
-    assert parse(["--log-samples", "64", "--device", "cpu"]).trainer.log_samples == 64
-    with pytest.raises(ConfigError, match="--log-samples is 65, but a batch has 8 groups of 8 trajectories"):
-        parse(["--log-samples", "65", "--device", "cpu"])
+def test_more_trajectories_than_a_batch_has_are_refused():
+    assert parse(["--log-trajectories", "64", "--device", "cpu"]).trainer.log_trajectories == 64
+    with pytest.raises(ConfigError, match="--log-trajectories is 65, but a batch has 8 groups of 8 trajectories"):
+        parse(["--log-trajectories", "65", "--device", "cpu"])
 
 
 def test_what_json_has_not_is_told_as_text():

@@ -1,4 +1,4 @@
-"""samples.jsonl: some trajectories of each batch as people read them, with their conversations and what they earned.
+"""trajectories.jsonl: some of each batch as people read them, with their conversations and what they earned.
 
 Which ones may be is fixed beforehand, so that only their messages are kept until they train: in each group a few
 members, other ones in the next group. Of these a batch tells those that are spread over its groups, the next one's over
@@ -17,14 +17,14 @@ from pipeline.trajectory import Group, Trajectory
 from pipeline.wording import shown
 
 
-class SampleLog:
+class TrajectoryLog:
     """rows: the dataset's, whose ids are told."""
 
     def __init__(self, lines: JsonLines, rows: Sequence[dict[str, Any]], config: TrainerConfig) -> None:
         self._lines = lines
         self._rows = rows
-        self._per_batch = config.log_samples
-        self._per_group = -(-config.log_samples // config.groups_per_step)
+        self._per_batch = config.log_trajectories
+        self._per_group = -(-config.log_trajectories // config.groups_per_step)
         self._group_size = config.group_size
 
     def wants(self, group: int, member: int) -> bool:
