@@ -155,9 +155,7 @@ class AsyncTrainer:
                 closing(_open_events(directory, resumption)) as events,
                 closing(JsonLines(directory / METRICS)) as metrics,
                 _open_lines(directory / EVALUATIONS, self._evaluator is not None) as results,
-                _open_lines(
-                    directory / TRAJECTORIES, self.config.log_trajectories > 0, for_people=True
-                ) as trajectories,
+                _open_lines(directory / TRAJECTORIES, self.config.log_trajectories > 0, for_people=True) as logged,
             ):
                 self._checkpoints = Checkpoints(
                     directory,
@@ -176,7 +174,7 @@ class AsyncTrainer:
                     events=events,
                     metrics=metrics,
                     results=results,
-                    trajectories=trajectories,
+                    trajectories=logged,
                     checkpoints=self._checkpoints,
                     journal=journal,
                     lock=lock,

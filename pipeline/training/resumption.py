@@ -183,8 +183,8 @@ def read_resumption(run_dir: Path) -> Resumption:
 
 
 def _is_later(line: Mapping[str, Any], batch: int) -> bool:
-    """Whether a line of trajectories.jsonl is of a batch after `batch`. They are written before their batch's record: of
-    one without a record nothing is told yet, as another batch may come of it.
+    """Whether a line of trajectories.jsonl is of a batch after `batch`. They are written before their batch's record:
+    of one without a record nothing is told yet, as another batch may come of it.
     """
     step = line.get("step")
     return type(step) is int and step > batch

@@ -53,8 +53,8 @@ class TrainingRun:
     """Made by `AsyncTrainer.run`, which has checked everything and owns the log files; `steps` is called once.
 
     journal: begun by nobody yet. resumption: where an earlier run in the same directory stood; None: this is the first.
-    lock: told where the run's ledger is. results: eval.jsonl, with an evaluator. trajectories: trajectories.jsonl, if it
-    is to have lines. log_dir: where the processes' own logs go.
+    lock: told where the run's ledger is. results: eval.jsonl, with an evaluator. trajectories: trajectories.jsonl, if
+    it is to have lines. log_dir: where the processes' own logs go.
     """
 
     def __init__(
