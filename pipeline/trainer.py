@@ -186,11 +186,13 @@ class AsyncTrainer:
                     validate_batch=self._validate_batch,
                 )
                 # aclosing: a caller who leaves the loop early must end the run now, not when garbage is collected.
-                with self._stall_watch(directory).watching():
+                watch = self._stall_watch(directory)
+                with watch.watching():
                     async with aclosing(self._run.steps()) as trained:
                         async for step in trained:
                             self._with_caller = True
-                            yield step
+                            with watch.with_caller(step.n):
+                                yield step
                             self._with_caller = False
         finally:
             lock.close()
@@ -329,7 +331,7 @@ def run(
     resume: str | os.PathLike[str] | None = None,
 ) -> list[Step]:
     """`trainer.run` outside asyncio: trains, calls `on_step` with each step, and returns them all. on_step: a plain
-    function; a coroutine would never run (ConfigTypeError).
+    function, during which nothing else of the run gets on; a coroutine would never run (ConfigTypeError).
     """
     if on_step is not None and not is_plain_function(on_step):
         raise ConfigTypeError(f"on_step is {on_step!r:.100}; give a plain function, or leave it out.")

@@ -19,6 +19,7 @@ from pipeline.processes.worker.stillness import MOST_SECONDS
 from pipeline.user_warnings import warn_of_run
 
 LOOK_SECONDS = 1.0
+BLOCKED_SECONDS = 10.0  # for which a caller may let nothing else run unmentioned
 
 
 class Stall:
@@ -57,6 +58,7 @@ class StallWatch:
         waits_for: Callable[[], str],
         fail: Callable[[BaseException], None],
         stops: bool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """directory: of the run. moves(): for `Stall.see`. report(): what the file holds. fail(error) ends the run, as
         a stall does if it `stops`.
@@ -68,6 +70,9 @@ class StallWatch:
         self._waits_for = waits_for
         self._fail = fail
         self._stops = stops
+        self._clock = clock
+        self._looked = clock()
+        self._told_of_blocking = False
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -85,13 +90,33 @@ class StallWatch:
             self._fail(task.exception())
 
     async def _watch(self) -> None:
-        looked = time.monotonic()
+        self._looked = self._clock()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            now = time.monotonic()
-            if self._stall.see(self._moves(), now - looked):
-                await self._tell()
-            looked = now
+            await self.look()
+
+    async def look(self) -> None:
+        """Once a second."""
+        before, self._looked = self._looked, self._clock()
+        if self._stall.see(self._moves(), self._looked - before):
+            await self._tell()
+
+    @contextlib.contextmanager
+    def with_caller(self, step: int) -> Iterator[None]:
+        """While the caller has a step: warn, once a run, of one that lets nothing else in this loop run for long. A
+        process that dies then has no successor, and nothing can say so, before the caller lets go.
+        """
+        began = self._clock()
+        yield
+        seconds = self._clock() - max(began, self._looked)
+        if seconds >= BLOCKED_SECONDS and not self._told_of_blocking:
+            self._told_of_blocking = True
+            warn_of_run(
+                f"The caller of this run let nothing else in its event loop run for {seconds:.0f} s after step {step}, or "
+                "somebody had stopped this process: "
+                "no process that died meanwhile was replaced, and samplers soon had nothing to do; await what takes "
+                "long between two steps, asyncio.to_thread(function) say, in a loop over trainer.run(...)."
+            )
 
     async def _tell(self) -> None:
         waits_for, seconds = self._waits_for(), self._stall.seconds

@@ -111,6 +111,28 @@ def test_what_breaks_in_the_watch_ends_the_run(tmp_path, monkeypatch):
     assert isinstance(asyncio.run(run()), ZeroDivisionError)
 
 
+@pytest.mark.parametrize(("looks", "warns"), [(False, True), (True, False)], ids=["blocked", "awaited"])
+def test_a_caller_that_lets_nothing_else_run_between_two_steps_is_told_of_it_once(tmp_path, recwarn, looks, warns):
+    now = [0.0]
+    watch = StallWatch(
+        tmp_path, 1e6, moves=int, report=None, waits_for=str, fail=None, stops=False, clock=lambda: now[0]
+    )
+
+    def hold(step):
+        with watch.with_caller(step):
+            for _ in range(540):
+                now[0] += 1.0
+                if looks:
+                    asyncio.run(watch.look())
+
+    for step in (2, 3):
+        hold(step)
+    told = [str(one.message) for one in recwarn if one.category is RunWarning and "event loop" in str(one.message)]
+    assert len(told) == warns and all(
+        "let nothing else in its event loop run for 540 s after step 2" in one for one in told
+    )
+
+
 def test_equal_tasks_are_told_together_down_to_where_they_wait():
     async def inner(event):
         await event.wait()
