@@ -21,11 +21,13 @@ from pipeline.commands.make_run_config import parse
 from pipeline.commands.stored_config import read_run_config
 from pipeline.errors import ConfigError, JournalError, RunError
 from pipeline.journal.frames import FrameReader, frame, header
+from pipeline.journal.log_bookmark import read_bookmark
+from pipeline.journal.log_state import LoggedGroup, LoggedMember, LogState
 from pipeline.journal.record_codec import pack_record, unpack_record
 from pipeline.journal.records import Admitted, BatchRecord, ChunkRecord, GivenUp, Ready
 from pipeline.rollouts.kept_members import RunningMember, pack_unfinished, read_kept
 from pipeline.run_dir.json_lines import cut_torn_tail, read_lines
-from pipeline.run_dir.run_files import LIVE, ROLLOUTS
+from pipeline.run_dir.run_files import BOOKMARK, EVENTS, LIVE, ROLLOUTS
 from pipeline.run_dir.run_lock import owner
 from pipeline.trajectory import Group, Span, Trajectory
 from shm.errors import LedgerError, QueueError
@@ -234,6 +236,43 @@ def read_rollouts(data: bytes, directory: Path) -> None:
             assert type(one.state) is dict
 
 
+LOG = b'{"t": 0.5, "event": "run"}\n' * 3
+
+
+def some_logged() -> bytes:
+    """What a bookmark says of `LOG`."""
+    members = {0: LoggedMember("running", 3, 1, [(3, 3, 5)]), 1: LoggedMember("ended", None, 0, [])}
+    log = LogState(1.5, 1, None, 3, 4, "optim", 7, 9, ("batch", 4), {6: LoggedGroup(2, 3, members)}, 2, True)
+    return msgpack.packb(log.to_plain())
+
+
+def bookmark_of(logged: bytes) -> bytes:
+    """log.msgpack, with checksums that fit."""
+    body = b"\x93" + msgpack.packb(len(LOG)) + msgpack.packb(zlib.crc32(LOG)) + logged
+    return msgpack.packb([1, zlib.crc32(body), body])
+
+
+def spoiled_bookmark(draws: random.Random, samples: Sequence[bytes]) -> bytes:
+    """Half of the files have checksums that fit."""
+    if draws.random() < 0.5:
+        return spoiled(draws, samples)
+    return bookmark_of(as_values(draws, [some_logged()]))
+
+
+def use_bookmark(data: bytes, directory: Path) -> None:
+    """A file that doesn't hold is passed over; what is read has the types that it is used by."""
+    (directory / EVENTS).write_bytes(LOG)
+    path = directory / BOOKMARK
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+    end, log = read_bookmark(directory, 100)
+    assert (end, log.num_decisions <= 100) in ((0, True), (len(LOG), True))
+    assert LogState.from_plain(msgpack.unpackb(msgpack.packb(log.to_plain()))) == log
+    for group, one in log.groups.items():
+        assert all(type(number) is int for number in (group, one.row, one.version, *one.members))
+        assert all(type(member.tokens) is int for member in one.members.values())
+
+
 # --- shared memory -------------------------------------------------------------------------------------------------
 
 SHAPE = LedgerShape(num_slots=3, num_reservations=4, num_workers=2)
@@ -295,6 +334,7 @@ READERS: dict[str, Reader] = {
     "state": Reader([STATE_BYTES], read_saved_state, (CheckpointError,), as_values),
     "log": Reader([b'{"t": 0.5, "event": "run"}\n' * 3, b'{"t": 1}\n{"t": 2'], read_log, (RunError,), spoiled),
     "rollouts": Reader(some_rollouts(), read_rollouts, (), spoiled_rollouts),
+    "bookmark": Reader([bookmark_of(some_logged())], use_bookmark, (), spoiled_bookmark),
     "live": Reader([b'{"pid": 17, "since": 1.5, "ledger": {"path": "x"}}'], read_live, (), as_json),
     "config": Reader([some_config()], read_config, (ConfigError,), as_json),
     "tensors": Reader([save({"a": np.ones(3), "b": np.zeros((2, 2))})], read_tensors, (CheckpointError,), spoiled),

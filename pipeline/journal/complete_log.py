@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pipeline.errors import JournalError
 from pipeline.journal.journal_files import cut_torn_end, events_before, read
+from pipeline.journal.log_bookmark import read_bookmark
 from pipeline.journal.log_state import DECISIONS, LogState
 from pipeline.journal.missing_events import missing_events
 from pipeline.run_dir.json_lines import JsonLines, cut_torn_tail, read_lines
@@ -47,8 +48,9 @@ def complete_log(run_dir: str | os.PathLike[str], num_steps: int) -> LogState:
 
 def _read_log(path: Path, num_decisions: int) -> LogState:
     """Cut the log off before its first event that the journal does not know."""
-    log, cut = LogState(), None
-    for begins, event in read_lines(path):
+    start, log = read_bookmark(path.parent, num_decisions)
+    cut = None
+    for begins, event in read_lines(path, start):
         try:
             if cut is None and event["event"] in DECISIONS and log.num_decisions == num_decisions:
                 cut = begins

@@ -3,9 +3,10 @@
 Only what is outstanding is kept, so it stays small however long the log is.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pipeline.trajectory import Trajectory
 
@@ -14,6 +15,7 @@ DECISIONS = frozenset({"admitted", "ready", "batch", "failed", "filtered"})
 
 # new: it has yet to start, perhaps again. ended: it waits for its group. ready: it may train.
 MemberState = Literal["new", "running", "ended", "ready", "consumed", "discarded"]
+_STATES = get_args(MemberState)
 
 
 @dataclass(slots=True)
@@ -83,6 +85,47 @@ class LogState:
         one = self.groups.get(group)
         return LoggedMember("discarded") if one is None else one.members.setdefault(member, LoggedMember())
 
+    def copy(self) -> "LogState":
+        """One that goes on by itself."""
+        return LogState.from_plain(self.to_plain())
+
+    def to_plain(self) -> list[Any]:
+        """As plain values, for a file."""
+        groups = [
+            [
+                number,
+                group.row,
+                group.version,
+                [[key, one.state, one.pinned, one.attempt, list(one.segments)] for key, one in group.members.items()],
+            ]
+            for number, group in self.groups.items()
+        ]
+        return [*(getattr(self, name) for name in _PLAIN), self.last_decision, groups]
+
+    @classmethod
+    def from_plain(cls, plain: list[Any]) -> "LogState":
+        """Raises ValueError or TypeError for what `to_plain` can't have made."""
+        *values, last, groups = plain
+        for (name, kinds), value in zip(_PLAIN.items(), values, strict=True):
+            if type(value) not in kinds:
+                raise TypeError(f"{name} can't be {value!r:.40}")
+        if last is not None and [type(one) for one in last] != [str, int]:
+            raise TypeError(f"a decision can't be {last!r:.40}")
+        state = cls(**dict(zip(_PLAIN, values, strict=True)), last_decision=None if last is None else tuple(last))
+        if not math.isfinite(state.seconds):
+            raise ValueError(f"seconds can't be {state.seconds}")
+        for number, row, version, members in groups:
+            _require_ints(number, row, version)
+            group = state.groups[number] = LoggedGroup(row, version)
+            for key, stage, pinned, attempt, segments in members:
+                _require_ints(key, attempt, 0 if pinned is None else pinned)
+                found = [(version, kv_version, tokens) for version, kv_version, tokens in segments]
+                _require_ints(*(number for one in found for number in one))
+                if stage not in _STATES:
+                    raise ValueError(f"a trajectory's state can't be {stage!r:.40}")
+                group.members[key] = LoggedMember(stage, pinned, attempt, found)
+        return state
+
     def apply(self, event: Mapping[str, Any]) -> None:
         """The next event. Raises KeyError, TypeError or ValueError for one that lacks something, or can't come here."""
         kind = event["event"]
@@ -147,6 +190,26 @@ class LogState:
         everyone = self.groups[group].members.values()
         if sum(one.state in ("consumed", "discarded") for one in everyone) == self.group_size:
             del self.groups[group]
+
+
+# The fields of a LogState that are plain values themselves, in their order in a file, and what each may be.
+_PLAIN = {
+    "seconds": (float,),
+    "num_runs": (int,),
+    "status": (str, type(None)),
+    "version": (int,),
+    "batches": (int,),
+    "due": (str,),
+    "admitted": (int,),
+    "num_decisions": (int,),
+    "group_size": (int,),
+    "discards_stragglers": (bool,),
+}
+
+
+def _require_ints(*values: Any) -> None:
+    if any(type(value) is not int for value in values):
+        raise TypeError(f"{values!r:.80} are not all whole numbers")
 
 
 def segments_of(trajectory: Trajectory) -> list[tuple[int, int, int]]:

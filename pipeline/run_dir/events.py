@@ -53,6 +53,7 @@ class EventLog:
         self._start = clock() - seconds
         self._last = seconds
         self._flushed = 0.0
+        self._followers: list[Callable[[dict[str, Any]], None]] = []
         self.num_moves = 0  # events that tell of something done, not of a wait or a loss
 
     def log(self, event: str, /, **fields: Any) -> None:
@@ -61,9 +62,21 @@ class EventLog:
         assert not lacking and not surplus, f"event {event!r} lacks {sorted(lacking)}, has {sorted(surplus)} too many"
         now = self.seconds()
         self.num_moves += event not in STANDING_STILL
-        self._lines.write({"t": now, "event": event} | fields)
+        line = {"t": now, "event": event} | fields
+        self._lines.write(line)
+        for follow in self._followers:
+            follow(line)
         if now - self._flushed >= FLUSH_SECONDS:
             self.flush()
+
+    def follow(self, apply: Callable[[dict[str, Any]], None]) -> None:
+        """Have `apply` told each event from here on, as a reader of the file would find it."""
+        self._followers.append(apply)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the file after the next `flush`."""
+        return self._lines.num_bytes
 
     def seconds(self) -> float:
         """Seconds since the run's start, in microseconds' steps, at least those of the last event."""

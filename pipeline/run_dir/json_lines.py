@@ -22,19 +22,19 @@ _READ_BACK = 1 << 16  # bytes read at once when a file's last lines are looked f
 _ENDS_LINES = re.compile("[\x85\u2028\u2029\ud800-\udfff]")  # for some reader, or no UTF-8 at all
 
 
-def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(where its line begins, object) of each, one in memory at a time; none of a file that is not there.
-    Raises RunError for a line that is none.
+def read_lines(path: str | os.PathLike[str], begins: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(where its line begins, object) of each from byte `begins` on, where one must begin; one in memory at a time.
+    None of a file that is not there. Raises RunError for a line that is none.
     """
-    begins = 0
     try:
         with open(path, "rb") as lines:
-            for number, line in enumerate(lines, 1):
+            lines.seek(begins)
+            for line in lines:
                 record = object_in(line)
                 if record is None:
                     raise RunError(
-                        f"Line {number} of {path} is damaged: {line!r:.80}. Put back a good copy of the file, or cut "
-                        "it off before that line."
+                        f"Line {_lines_before(path, begins) + 1} of {path} is damaged: {line!r:.80}. Put back a good "
+                        "copy of the file, or cut it off before that line."
                     )
                 yield begins, record
                 begins += len(line)
@@ -42,6 +42,12 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, An
         return
     except OSError as error:
         raise RunError(f"{path} can't be read: {error.strerror}; see to that file.") from error
+
+
+def _lines_before(path: str | os.PathLike[str], end: int) -> int:
+    """How many lines there are before byte `end`."""
+    with open(path, "rb") as file:
+        return sum(file.read(min(_READ_BACK, end - at)).count(b"\n") for at in range(0, end, _READ_BACK))
 
 
 def cut_torn_tail(
@@ -104,6 +110,7 @@ class JsonLines:
         self._waiting = bytearray()  # for the system
         try:
             self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self.num_bytes = os.fstat(self._file).st_size  # of the file, with those that wait
         except OSError as error:
             raise RunError(f"{self._path} can't be opened: {error.strerror}; see to that place.") from error
 
@@ -115,8 +122,9 @@ class JsonLines:
             line = _readable(record) if self._for_people else _encode(record)
         except ValueError as error:
             raise RunError(f"A record for {self._path} can't be written as JSON ({error}): {record!r}.") from error
-        self._waiting += line.encode()
-        self._waiting += b"\n"
+        data = line.encode() + b"\n"
+        self._waiting += data
+        self.num_bytes += len(data)
         if len(self._waiting) >= _BUFFERED:
             self.flush()
 

@@ -15,6 +15,7 @@ EVALUATIONS = "eval.jsonl"  # one line per evaluation, with an evaluator
 CHECKPOINTS = "checkpoints"  # weights, optimizer and trainer's state, each one whole (checkpoints/)
 JOURNAL = "journal"  # what was decided since: what a resume goes on from (journal/)
 ROLLOUTS = "journal/rollouts.msgpack"  # trajectories that are not finished (rollouts/kept_members.py)
+BOOKMARK = "journal/log.msgpack"  # how far the audit log was, and what it said (journal/log_bookmark.py)
 LOGS = "logs"  # one file per process
 LIVE = "live.json"  # while the run goes on: whose it is, locked (run_lock.py)
 ENDPOINT = "endpoint.json"  # while the run goes on: where a harness finds its endpoint (endpoint/)

@@ -7,6 +7,7 @@ from typing import Any
 from pipeline.checkpoints.checkpoints import Checkpoints
 from pipeline.evaluation.evaluations import Evaluations
 from pipeline.journal.journal_files import Journal
+from pipeline.journal.log_bookmark import LogBookmark
 from pipeline.journal.recorder import Recorder
 from pipeline.processes.active_run import ActiveRun
 from pipeline.training.rollout_saver import RolloutSaver
@@ -24,6 +25,7 @@ class RunSaver:
         recorder: Recorder,
         run: ActiveRun,
         rollouts: RolloutSaver,
+        bookmark: LogBookmark,
         recipe: Mapping[str, Any],
     ) -> None:
         self._checkpoints = checkpoints
@@ -31,6 +33,7 @@ class RunSaver:
         self._recorder = recorder
         self._run = run
         self._rollouts = rollouts
+        self._bookmark = bookmark
         self._recipe = json.dumps(recipe)
         self.evaluations: Evaluations | None = None
         self.saves: int | None = None  # the version that is being saved
@@ -60,3 +63,4 @@ class RunSaver:
         if self.evaluations is not None and self.evaluations.owed_version is not None:  # one cut off holds none
             needed.append(self.evaluations.owed_version)
         self._journal.remove_before(await self._checkpoints.prune(min(needed)))
+        self._bookmark.save()

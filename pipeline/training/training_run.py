@@ -14,6 +14,8 @@ from pipeline.data.mixed_rows import MixedRows
 from pipeline.evaluation.evaluations import Evaluations
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.journal.journal_files import Journal
+from pipeline.journal.log_bookmark import LogBookmark
+from pipeline.journal.log_state import LogState
 from pipeline.journal.recorder import Recorder
 from pipeline.journal.run_state import RunState
 from pipeline.processes.active_run import ActiveRun
@@ -91,6 +93,7 @@ class TrainingRun:
         state = RunState() if resumption is None else resumption.state
         self._scheduler = make_scheduler(rules, state)
         self._recorder = Recorder(journal, events, state)
+        self._bookmark = LogBookmark(run_dir, events, LogState() if resumption is None else resumption.log)
         self._run_dir = run_dir
         self._recipe = recipe
         self._history = RunHistory(run_dir)
@@ -151,7 +154,9 @@ class TrainingRun:
             counters = SamplingCounters()
             rollouts = self._make_rollouts(run, counters)
             kept = self._kept = RolloutSaver(self._run_dir, rollouts, self._config.checkpointing.rollout_every)
-            saver = self._saver = RunSaver(self._checkpoints, self._journal, self._recorder, run, kept, self._recipe)
+            saver = self._saver = RunSaver(
+                self._checkpoints, self._journal, self._recorder, run, kept, self._bookmark, self._recipe
+            )
             kept.start(run.fail)
             self._loop = TrainingLoop(
                 self._config,

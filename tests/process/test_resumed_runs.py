@@ -17,9 +17,11 @@ import pipeline as rl
 from pipeline.checkpoints.saved import complete_checkpoints
 from pipeline.errors import ConfigError
 from pipeline.journal.journal_files import Journal, read
+from pipeline.journal.log_bookmark import read_bookmark
+from pipeline.journal.log_state import LogState
 from pipeline.journal.records import BatchRecord
 from pipeline.run_dir.events import EventLog
-from pipeline.run_dir.json_lines import JsonLines
+from pipeline.run_dir.json_lines import JsonLines, read_lines
 from pipeline.tasks import guess
 from pipeline.training.run_log import RunLog
 from tests.process import process_envs
@@ -103,6 +105,16 @@ def check_whole(run_dir, steps=STEPS):
     assert complete_checkpoints(run_dir)[0].version == metrics_of(run_dir)[-1]["model_step"]
 
 
+def check_bookmark(run_dir):
+    """It says what the log before it says, and is there when the second checkpoint is."""
+    end, log = read_bookmark(run_dir, 10**9)
+    whole = LogState()
+    for begins, event in read_lines(run_dir / "events.jsonl"):
+        if begins < end:
+            whole.apply(event)
+    assert log == whole and (end > 0 or len(events_of(run_dir, "checkpoint")) < 2)
+
+
 # One before and one after everything that counts; those that are left out of the quick suite end in the same states.
 INSTANTS = [
     ("after checkpoint", 1),  # nothing but the first checkpoint is there
@@ -161,9 +173,11 @@ def test_a_run_killed_at_any_instant_goes_on_and_trains_each_row_once(model, kil
         return original(self)
 
     monkeypatch.setattr(RunLog, "started_again", note_weights)
+    check_bookmark(run_dir)
     _, steps = resume(model, run_dir)
     assert [step.n for step in steps] == list(range(len(before) + 1, STEPS + 1))
     check_whole(run_dir)
+    check_bookmark(run_dir)
     told = told_of(run_dir)
     assert told == sorted({*told}) and had_begun <= {*told}  # of those since, if somebody has their conversations yet
     runs = events_of(run_dir, "run")

@@ -11,10 +11,13 @@ from pathlib import Path
 
 from pipeline.journal.complete_log import complete_log
 from pipeline.journal.journal_files import Journal, read
+from pipeline.journal.log_bookmark import LogBookmark, read_bookmark
+from pipeline.journal.log_state import LogState
 from pipeline.journal.record_codec import pack_values, unpack_values
 from pipeline.journal.recorder import Recorder
 from pipeline.journal.records import BatchRecord
 from pipeline.journal.run_state import RunState
+from pipeline.run_dir.run_files import BOOKMARK
 from pipeline.schedule import Batch, Blocked, Scheduler, ScheduleRules
 from pipeline.trajectory import Group, Span, Trajectory
 
@@ -34,6 +37,8 @@ class Files:
         self.pending = b""
         self.now = 0.0
         self.journal = Journal(run_dir)
+        self.follow = lambda apply: setattr(self, "_apply", apply)
+        self._apply = lambda event: None
 
     def count(self) -> None:
         self.writes_left -= 1
@@ -43,7 +48,9 @@ class Files:
     def log(self, event, /, **fields):
         self.count()
         self.now += self.rng.random() / 8
-        self.pending += json.dumps({"t": round(self.now, 6), "event": event} | fields).encode() + b"\n"
+        line = {"t": round(self.now, 6), "event": event} | fields
+        self.pending += json.dumps(line).encode() + b"\n"
+        self._apply(line)
         if self.rng.random() < 0.1:
             self.flush()
 
@@ -51,6 +58,10 @@ class Files:
         with open(self.events, "ab") as file:
             file.write(self.pending)
         self.pending = b""
+
+    @property
+    def num_bytes(self):
+        return len(self.pending) + (self.events.stat().st_size if self.events.exists() else 0)
 
     def sync(self):
         """The log's."""
@@ -94,6 +105,7 @@ class SimulatedRun:
 
     def __init__(self, run_dir: Path, seed: int, mode: str, power: bool = False) -> None:
         self.rng = random.Random(seed)
+        self.bookmark_rng = random.Random(seed)  # of its own: a seed's story is the same with and without
         self.run_dir, self.power = run_dir, power
         stale_policy, self.on_stragglers = MODES[mode]
         self.size, self.steps = self.rng.randint(2, 3), self.rng.randint(2, 5)
@@ -107,7 +119,7 @@ class SimulatedRun:
             carry_over=mode == "carry_over",
         )
         self.saved = (RunState().to_plain(), 0)  # a checkpoint's state, and the file it names
-        self.num_deaths = self.num_restored = 0
+        self.num_deaths = self.num_restored = self.num_short_cuts = 0
 
     def play(self, lives: int) -> None:
         """Until it is complete; it dies so many times before."""
@@ -124,7 +136,7 @@ class SimulatedRun:
         self.files = files = Files(self.run_dir, self.rng, float("inf"), self.power)
         if files.events.exists():
             num_steps = len(files.metrics.read_text().splitlines()) if files.metrics.exists() else 0
-            logged = complete_log(self.run_dir, num_steps)
+            logged = self._complete_log(num_steps)
             state = RunState.from_plain(self.saved[0])
             for record in read(self.run_dir, self.saved[1]):
                 state.apply(record)
@@ -134,6 +146,7 @@ class SimulatedRun:
         else:
             logged, state, version, resumed = None, RunState(), 0, {}
         files.journal.begin()
+        self.bookmark = LogBookmark(self.run_dir, files, logged or LogState())
         self.recorder = Recorder(_JournalOf(files), files, state)
         self.partial: dict[int, dict[int, Trajectory]] = {}  # members that run or have ended, by group
         self.ended: set[tuple[int, int]] = set()
@@ -152,6 +165,19 @@ class SimulatedRun:
         files.log("end", status="completed", steps=state.batches, outstanding=left, **counts)
         files.flush()
         files.journal.close()
+
+    def _complete_log(self, num_steps):
+        """From the bookmark on, if there is one that holds: it has to come to what the whole log says."""
+        path = self.run_dir / BOOKMARK
+        logged, has_bookmark = complete_log(self.run_dir, num_steps), path.exists()
+        bookmark = path.read_bytes() if has_bookmark else b""
+        num_decisions = logged.num_decisions
+        self.num_short_cuts += has_bookmark and read_bookmark(self.run_dir, num_decisions)[0] > 0
+        path.unlink(missing_ok=True)
+        assert complete_log(self.run_dir, num_steps) == logged
+        if has_bookmark:
+            path.write_bytes(bookmark)
+        return logged
 
     def _log_run(self, version, resumed):
         rules = self.rules
@@ -220,6 +246,8 @@ class SimulatedRun:
                 self.saved = (plain, self.recorder.next_file())
                 if self.rng.random() < 0.5:
                     self.files.journal.remove_before(self.saved[1])
+                if self.bookmark_rng.random() < 0.7:
+                    self.bookmark.save()
             for admission in self.scheduler.admit():
                 self.recorder.admitted(admission, self.rng.choice([None, "a-row"]))
             while isinstance(self.scheduler.select(), Blocked):

@@ -36,12 +36,13 @@ def played(tmp_path_factory, seed, mode, power):
     return run
 
 
-def begun(run_dir, seed=5, mode="wait"):
+def begun(run_dir, seed=9, mode="wait"):
     """A run that has been killed after at least one update; what the log says by then."""
     run = SimulatedRun(run_dir, seed, mode)
     with pytest.raises(Died):
         run._live(150)
     run.files.flush()
+    assert any(event["event"] == "published" for event in events_of(run_dir))
     return run
 
 

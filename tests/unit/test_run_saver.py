@@ -10,6 +10,8 @@ from pipeline.checkpoints.checkpoints import Checkpoints
 from pipeline.checkpoints.saved import find_checkpoints
 from pipeline.config import Checkpointing
 from pipeline.journal.journal_files import Journal, read
+from pipeline.journal.log_bookmark import LogBookmark, read_bookmark
+from pipeline.journal.log_state import LogState
 from pipeline.journal.recorder import Recorder
 from pipeline.journal.records import Admitted, BatchRecord, Ready
 from pipeline.journal.run_state import RunState
@@ -40,7 +42,8 @@ class Play:
         self.run = FakeRun()
         self.run.slots = SimpleNamespace(leased=[])
         checkpoints = Checkpoints(run_dir, {"config.json": b"{}"}, events, Checkpointing(weights_every=1, **options))
-        self.saver = RunSaver(checkpoints, self.journal, self.recorder, self.run, Rollouts(), recipe={})
+        bookmark = LogBookmark(run_dir, events, LogState())
+        self.saver = RunSaver(checkpoints, self.journal, self.recorder, self.run, Rollouts(), bookmark, recipe={})
 
     def admit(self):
         self.recorder.admitted(Admission(self.groups, self.groups, self.recorder.state.version), None)
@@ -85,6 +88,15 @@ def test_versions_that_somebody_needs_can_be_had_again(tmp_path, needed_by):
     assert play.saved() == ([5, 4] if needed_by == "nobody" else [5, 4, 1])
     if needed_by != "nobody":
         assert all(play.can_reach(version) for version in range(1, 6))
+
+
+def test_each_save_marks_where_the_log_stands(tmp_path):
+    play = Play(tmp_path)
+    for decisions in (0, 3, 6):
+        play.save()
+        end, log = read_bookmark(tmp_path, 100)
+        assert (end, log.num_decisions) == ((tmp_path / "events.jsonl").stat().st_size, decisions)
+        play.train(play.admit())
 
 
 def with_four_updates(run_dir, **options):
