@@ -3,9 +3,7 @@
 `<…>` in a key stands for what varies: a cause, a process, an environment's own name.
 """
 
-import re
 from dataclasses import dataclass
-from functools import cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +14,6 @@ class Metric:
     unit: str
     meaning: str
     when: str = ""
-
-    def matches(self, key: str) -> bool:
-        pattern = "".join(".+" if part.startswith("<") else re.escape(part) for part in re.split(r"(<\w+>)", self.key))
-        return re.fullmatch(pattern, key) is not None
 
 
 UPDATED = "after an update"
@@ -253,11 +247,3 @@ def metrics_table() -> str:
         when = f" ({metric.when})" if metric.when else ""
         lines.append(f"| `{metric.key}` | {metric.unit} | {metric.meaning}{when} |")
     return "\n".join(lines)
-
-
-@cache
-def metric_of(key: str) -> Metric | None:
-    """The entry that defines `key`: one that names it exactly before a family."""
-    exact = [metric for metric in METRICS if metric.key == key]
-    families = [metric for metric in METRICS if metric.matches(key)]
-    return next(iter(exact + families), None)

@@ -44,6 +44,7 @@ class Supervisor:
     float32 either way. slots: copies of the weights (default `max_staleness + 2`, with an evaluator one more). kv_gib:
     GiB of each sampler's KV cache. worker_timeout: seconds without a sign of life after which a sampler or the learner
     is killed and replaced. max_restarts: how often processes of one kind may be replaced within ten minutes.
+    model_config: the shape of "tiny", with room for all of chat's ids (default: a small one with as many as chat has).
     check_weights: samplers verify a checksum before every step (tests). Use it in `with`; leaving ends every process.
     Raises ConfigError for what can't be.
     """

@@ -53,7 +53,7 @@ Write a run's newest checkpoint, or the one that is named (RUN_DIR/checkpoints/v
 transformers loads. OUT_DIR is new, or empty."""
 
 COMMANDS = ("run", "eval", "data", "audit", "export", "clean", "--help", "--version")
-LATER = ("report", "top")
+LATER_COMMANDS = ("report", "top")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -107,26 +107,13 @@ def _command(arguments: list[str]) -> int:
         case ["data", *rest]:
             return _data(rest)
         case ["audit", *rest]:
-            if {"--help", "-h"} & set(rest):
-                print(AUDIT_HELP)
-                return 0
-            if len(rest) != 1 or rest[0].startswith("-"):
-                raise ConfigError("headway audit needs one run directory: headway audit RUN_DIR.")
-            if not is_run_directory(rest[0]):
-                raise ConfigError(f"{rest[0]} holds no {EVENTS}; name the directory of a run.")
-            return audit.main(os.path.join(rest[0], EVENTS))
+            return _audit(rest)
         case ["export", *rest]:
-            if {"--help", "-h"} & set(rest):
-                print(EXPORT_HELP)
-                return 0
-            if len(rest) != 2 or any(word.startswith("-") for word in rest):
-                raise ConfigError("headway export needs a run and a new directory: headway export RUN_DIR OUT_DIR.")
-            print(export(*rest))
-            return 0
+            return _export(rest)
         case ["clean", *rest]:
             return _clean(rest)
         case [word, *_]:
-            if word in LATER:
+            if word in LATER_COMMANDS:
                 raise ConfigError(f"headway {word} isn't built yet.")
             raise ConfigError(f"headway has no command {word!r}.{suggestion(word, COMMANDS)} headway --help lists all.")
     raise AssertionError("every list of arguments matches a case above")
@@ -167,6 +154,27 @@ def _data(arguments: list[str]) -> int:
         return 0
     _find_modules_here()
     return check_data(arguments)
+
+
+def _audit(arguments: list[str]) -> int:
+    if {"--help", "-h"} & set(arguments):
+        print(AUDIT_HELP)
+        return 0
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        raise ConfigError("headway audit needs one run directory: headway audit RUN_DIR.")
+    if not is_run_directory(arguments[0]):
+        raise ConfigError(f"{arguments[0]} holds no {EVENTS}; name the directory of a run.")
+    return audit.main(os.path.join(arguments[0], EVENTS))
+
+
+def _export(arguments: list[str]) -> int:
+    if {"--help", "-h"} & set(arguments):
+        print(EXPORT_HELP)
+        return 0
+    if len(arguments) != 2 or any(word.startswith("-") for word in arguments):
+        raise ConfigError("headway export needs a run and a new directory: headway export RUN_DIR OUT_DIR.")
+    print(export(*arguments))
+    return 0
 
 
 def _clean(arguments: list[str]) -> int:

@@ -12,7 +12,7 @@ from pipeline.commands.environment_tables import MIX, read_tables
 from pipeline.commands.eval_config import EVAL_EXPOSED, EVAL_OPTIONS, EvalConfig
 from pipeline.commands.make_run_config import check_names
 from pipeline.commands.option_values import as_written, convert
-from pipeline.commands.options import LATER, OPTIONS
+from pipeline.commands.options import LATER_OPTIONS, OPTIONS
 from pipeline.commands.run_record import RunRecord, read_run
 from pipeline.commands.shared_config import language_of
 from pipeline.commands.workload_config import KINDS, ROWS, EnvironmentTable, WorkloadConfig
@@ -73,7 +73,7 @@ def _given(arguments: Sequence[str]) -> tuple[dict[str, Given], tuple[Environmen
     if config_file is None:
         return given, ()
     path = Path(config_file.value)
-    told = read_toml(path, [*OPTIONS, MIX], LATER, tables=[MIX, "env_arguments"])
+    told = read_toml(path, [*OPTIONS, MIX], LATER_OPTIONS, tables=[MIX, "env_arguments"])
     tables = read_tables(told.pop(MIX).value, path) if MIX in told else ()
     return {name: item for name, item in told.items() if name in EVAL_OPTIONS} | given, tables
 

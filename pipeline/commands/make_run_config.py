@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.commands.arguments import Given, read_arguments, read_toml
 from pipeline.commands.environment_tables import MIX, read_tables
 from pipeline.commands.option_values import as_written, convert
-from pipeline.commands.options import EXPOSED, LATER, OPTIONS
+from pipeline.commands.options import EXPOSED, LATER_OPTIONS, OPTIONS
 from pipeline.commands.run_config import MODES, RunConfig, advantage_named, loss_named
 from pipeline.commands.shared_config import language_of
 from pipeline.commands.workload_config import EnvironmentTable, WorkloadConfig
@@ -43,12 +43,12 @@ from workers.machine.devices import resolve_devices
 def parse(arguments: Sequence[str]) -> RunConfig:
     """Arguments of run.py -> RunConfig. Raises ConfigError (or another HeadwayError) with one sentence."""
     flags = [option.name for option in OPTIONS.values() if option.type is bool]
-    given = read_arguments(arguments, [*OPTIONS, "config"], LATER, flags)
+    given = read_arguments(arguments, [*OPTIONS, "config"], LATER_OPTIONS, flags)
     config_file = given.pop("config", None)
     tables: tuple[EnvironmentTable, ...] = ()
     if config_file is not None:
         path = Path(config_file.value)
-        told = read_toml(path, [*OPTIONS, MIX], LATER, tables=[MIX, "env_arguments"])
+        told = read_toml(path, [*OPTIONS, MIX], LATER_OPTIONS, tables=[MIX, "env_arguments"])
         if MIX in told:
             tables = read_tables(told.pop(MIX).value, path)
         given = told | given

@@ -144,7 +144,7 @@ EXPOSED: tuple[tuple[type, tuple[str, ...]], ...] = (
 )
 
 # Options of features that come later, and what to do until then.
-LATER = {
+LATER_OPTIONS = {
     "deterministic": "sampling noise depends on the seed alone, but the schedule on the clock",
 }
 
@@ -232,7 +232,7 @@ def help_text() -> str:
         f"  Defaults may differ by mode and by task; {OWN}: those for env, reward and agent.",
         f"  --resume RUN_DIR\n      {RESUME_MEANING}",
     ]
-    return "\n".join([*lines, *option_lines(OPTIONS, Option.default_text), "", later_line(LATER)])
+    return "\n".join([*lines, *option_lines(OPTIONS, Option.default_text), "", later_line(LATER_OPTIONS)])
 
 
 def option_lines(options: Mapping[str, Option], default_text: Callable[[Option], str]) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from pipeline.checkpoints.saved import find_checkpoints, goes_on_from_start
 from pipeline.commands.arguments import Given, read_arguments
 from pipeline.commands.option_values import as_written, convert
-from pipeline.commands.options import LATER, OPTIONS
+from pipeline.commands.options import LATER_OPTIONS, OPTIONS
 from pipeline.commands.run_config import RunConfig
 from pipeline.commands.stored_config import read_run_config
 from pipeline.errors import ConfigError
@@ -52,7 +52,7 @@ def parse_resume(arguments: Sequence[str]) -> Resume:
     starts and writes nothing.
     """
     flags = [option.name for option in OPTIONS.values() if option.type is bool]
-    given = read_arguments(arguments, [*OPTIONS, "config", OPTION], LATER, flags)
+    given = read_arguments(arguments, [*OPTIONS, "config", OPTION], LATER_OPTIONS, flags)
     run_dir = given.pop(OPTION).value
     for name, item in given.items():
         if name not in GOALS:

@@ -73,33 +73,22 @@ TEXT_RECIPE: dict[str, Any] = {
     "grad_clip_norm": 1.0,
 }
 
+# How the tiny model, which knows no word yet, learns a task in a language of few.
+WORD_RECIPE: dict[str, Any] = {
+    "steps": 900,
+    "advantage": "group_std",  # keeps rare guesses alive: see docs/decisions/tasks.md
+    "lr": 6e-4,
+    "lr_warmup": 10,
+    "lr_floor": 0.1,
+    "grad_clip_norm": 1.0,
+}
+
 # Per task, beside the budget that the task itself names: how it learns best, in the first language that it speaks.
 RECIPES: dict[str, dict[str, Any]] = {
-    "guess": {
-        "steps": 900,
-        "advantage": "group_std",  # keeps rare guesses alive: see docs/decisions/tasks.md
-        "lr": 6e-4,
-        "lr_warmup": 10,
-        "lr_floor": 0.1,
-        "grad_clip_norm": 1.0,
-    },
+    "guess": WORD_RECIPE,
     "calculator": TEXT_RECIPE,
-    "arithmetic": {
-        "steps": 900,
-        "advantage": "group_std",
-        "lr": 6e-4,
-        "lr_warmup": 10,
-        "lr_floor": 0.1,
-        "grad_clip_norm": 1.0,
-    },
-    "search": {
-        "steps": 300,
-        "advantage": "group_std",
-        "lr": 1e-3,
-        "lr_warmup": 10,
-        "lr_floor": 0.1,
-        "grad_clip_norm": 1.0,
-    },
+    "arithmetic": WORD_RECIPE,
+    "search": WORD_RECIPE | {"steps": 300, "lr": 1e-3},
 }
 
 

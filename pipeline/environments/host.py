@@ -82,10 +82,6 @@ class EnvironmentHost:
             "drop": self._drop,
         }
 
-    @property
-    def num_episodes(self) -> int:
-        return len(self._episodes)
-
     def open(self) -> None:
         """On the host's loop, before the first call: from now on it gives signs of life."""
         self._time.attach(asyncio.get_running_loop())

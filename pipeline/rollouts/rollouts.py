@@ -264,7 +264,7 @@ class Rollouts:
             if saved is None:
                 self._log.started(running.group, member, made.version, made.sampler.index)
             running.started(member)
-            return self._generator(running, member, made)
+            return self._generate_for(running, member, made)
 
         turns = SampledTurns(
             Trajectory(running.group, member, running.row_index) if saved is None else saved.trajectory,
@@ -298,7 +298,7 @@ class Rollouts:
         if self._rules.completion.mode == "deadline":
             await asyncio.sleep(0)
 
-    def _generator(self, running: RunningGroup, member: int, requests: TrajectoryRequests) -> GenerateSegment:
+    def _generate_for(self, running: RunningGroup, member: int, requests: TrajectoryRequests) -> GenerateSegment:
         counters = self._log.counters
 
         def answered(future: asyncio.Future[SegmentResult]) -> None:  # or cancelled

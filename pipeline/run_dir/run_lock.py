@@ -1,7 +1,7 @@
 """RUN_DIR/live.json: locked by the process that a run directory belongs to, and telling where its ledger is.
 
 The lock is flock's, which the kernel lets go with the process, however it dies; a file that is there without a lock is
-of a run that was killed. Readers (`headway top`) need no lock.
+of a run that was killed. Who only reads where the ledger is needs no lock: `headway top` will, which isn't built yet.
 """
 
 import errno

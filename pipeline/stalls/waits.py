@@ -44,11 +44,6 @@ class Waits:
         self.reset()
 
     @property
-    def current(self) -> Culprit | None:
-        """What is waited for now; None outside a wait."""
-        return self._current
-
-    @property
     def words(self) -> str:
         """What is waited for now; empty outside a wait."""
         return "" if self._current is None else self.with_processes(self._current.detail)

@@ -12,11 +12,12 @@ import pytest
 
 import pipeline as rl
 from pipeline.commands import cli
-from pipeline.metrics import METRICS, metric_of
+from pipeline.metrics import METRICS
 from pipeline.models.model_directory import ModelSource
 from pipeline.processes.worker.run_workers import MODULES
 from pipeline.tasks import guess
 from shm.block import Block
+from tests.defined_metrics import metric_of
 
 
 def make_trainer(

@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 
 from pipeline.rollouts.running_group import GroupFailed
+from tests.unit.open_environments import num_open
 from tests.unit.played_rollouts import Events, Hosts, Played
 from workers.messages import EnvironmentReplies, EnvironmentReply
 
@@ -103,7 +104,7 @@ def test_every_member_has_an_outcome_and_every_token_a_fate(seed):
     )
     check_outcomes(script, size, played, events)
     check_tries(hosts, played, events)
-    assert played.run.environments.num_open == [0] and played.run.slots.num_leases(0) == 0
+    assert num_open(played.run.environments) == [0] and played.run.slots.num_leases(0) == 0
     # A truncation that came after a turn's end is answered to nobody.
     assert {call.call for _, call, *_ in played.run.environments._pending.values()} <= {"truncate"}
     assert played.sampler.running == 0 and played.sampler.num_trajectories == 0

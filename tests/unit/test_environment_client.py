@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from open_environments import num_open
 
 from pipeline.errors import RunError, TrajectoryError
 from pipeline.processes.environment.environment_client import EnvironmentClient
@@ -107,7 +108,7 @@ def test_an_interrupted_turn_ends_with_its_truncation():
         assert host.calls["truncate"].argument == {"cause": "group_deadline"}
         host.answer("turn", error="interrupted")
         host.answer("truncate", {"reward": 0.25})
-        return (await task).result, host.client.num_open, host.client._pending
+        return (await task).result, num_open(host.client), host.client._pending
 
     assert asyncio.run(test()) == ({"reward": 0.25}, [0], {})
 
@@ -119,7 +120,7 @@ def test_a_reply_that_is_on_its_way_is_dropped_for_the_truncation():
         await host.interrupt()
         host.answer("turn", {"messages": ["more"], "max_turn_tokens": None})
         host.answer("truncate", {"reward": 0.25})
-        return (await task).result, host.client.num_open, host.client._pending
+        return (await task).result, num_open(host.client), host.client._pending
 
     assert asyncio.run(test()) == ({"reward": 0.25}, [0], {})
 
@@ -131,7 +132,7 @@ def test_a_reward_that_is_on_its_way_goes_before_the_interruption():
         await host.interrupt()
         host.answer("turn", {"messages": None, "reward": 1.0})
         host.answer("truncate", error="came when it had no environment")
-        return (await task).result, host.client.num_open, host.client._pending
+        return (await task).result, num_open(host.client), host.client._pending
 
     assert asyncio.run(test()) == ({"messages": None, "reward": 1.0}, [0], {})
 
@@ -145,7 +146,7 @@ def test_a_turn_that_failed_as_it_was_interrupted_says_both():
         host.answer("truncate", error="no environment")
         with pytest.raises(TrajectoryError, match="on_turn failed; no environment"):
             await task
-        return host.client.num_open
+        return num_open(host.client)
 
     assert asyncio.run(test()) == [0]
 
@@ -175,6 +176,6 @@ def test_dropping_ends_whatever_is_under_way(call):
         host.answer("drop")
         host.environment.drop()  # again: nothing
         await asyncio.sleep(0)
-        return list(host.calls), host.client.num_open, host.client._pending
+        return list(host.calls), num_open(host.client), host.client._pending
 
     assert asyncio.run(test()) == ([call, "drop"], [0], {})

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 from environment_session import ROW, Quiz, less_line, reset, session
+from open_environments import num_episodes
 
 from pipeline.env import TurnResult, tool
 from pipeline.environments.host import CANCEL_SECONDS, CLOSE_SECONDS
@@ -30,26 +31,26 @@ def test_reset_gives_messages_and_tool_schemas():
 def test_a_turn_with_a_tool_call_is_answered_and_the_episode_goes_on():
     async def steps(ask, host):
         await reset(ask)
-        return await ask("turn", calls=[("look", {"where": "here"})]), host.num_episodes
+        return await ask("turn", calls=[("look", {"where": "here"})]), num_episodes(host)
 
-    reply, num_episodes = session(Quiz, steps)
+    reply, num_left = session(Quiz, steps)
     assert reply.result == {
         "messages": [{"role": "tool", "name": "look", "content": "nothing here"}],
         "max_turn_tokens": None,
     }
     assert [(record.name, record.error) for record in reply.tools] == [("look", None)]
-    assert 0 <= reply.tools[0].seconds <= reply.seconds and num_episodes == 1
+    assert 0 <= reply.tools[0].seconds <= reply.seconds and num_left == 1
 
 
 def test_the_end_of_the_episode_brings_its_reward_in_the_same_reply_and_closes():
     async def steps(ask, host):
         await reset(ask)
         reply = await ask("turn", text="yes!")
-        return reply, host.num_episodes, len(Quiz.closed)
+        return reply, num_episodes(host), len(Quiz.closed)
 
-    reply, num_episodes, num_closed = session(Quiz, steps)
+    reply, num_left, num_closed = session(Quiz, steps)
     assert reply.result == {"messages": None, "reward": 1.0} and reply.error is None
-    assert (num_episodes, num_closed) == (0, 1)
+    assert (num_left, num_closed) == (0, 1)
 
 
 def test_coroutine_methods_do_the_same():
@@ -133,11 +134,11 @@ def test_truncation_is_scored_by_the_environment_and_by_zero_unless_it_says_more
 
     async def steps(ask, host):
         await reset(ask)
-        return await ask("truncate", cause="context"), host.num_episodes
+        return await ask("truncate", cause="context"), num_episodes(host)
 
     assert session(Quiz, steps)[0].result == {"reward": 0.0}
-    reply, num_episodes = session(Scored, steps)
-    assert reply.result == {"reward": -0.5} and num_episodes == 0 and len(Scored.closed) == 1
+    reply, num_left = session(Scored, steps)
+    assert reply.result == {"reward": -0.5} and num_left == 0 and len(Scored.closed) == 1
 
 
 def test_drop_closes_without_a_reward_and_may_come_twice():
@@ -177,11 +178,11 @@ def test_whatever_user_code_raises_becomes_one_sentence_and_ends_the_environment
         reply = await ask("reset", row=ROW, seed=1)
         if reply.error is None:
             reply = await ask("turn")
-        return reply, host.num_episodes, len(env_class.closed)
+        return reply, num_episodes(host), len(env_class.closed)
 
-    reply, num_episodes, num_closed = session(env_class, steps)
+    reply, num_left, num_closed = session(env_class, steps)
     assert (less_line(reply.error, __file__), reply.result, reply.tools) == (sentence, {}, [])
-    assert num_episodes == 0 and num_closed == (method != "__init__")
+    assert num_left == 0 and num_closed == (method != "__init__")
 
 
 @pytest.mark.parametrize(
@@ -324,11 +325,11 @@ def test_more_text_than_a_message_may_hold_is_refused_by_name(monkeypatch):
 
     async def steps(ask, host):
         await reset(ask)
-        return await ask("turn"), host.num_episodes
+        return await ask("turn"), num_episodes(host)
 
-    reply, num_episodes = session(Long, steps)
+    reply, num_left = session(Long, steps)
     assert "failed with ValueError: Long.on_turn gave messages of 21 characters; they may have 20" in reply.error
-    assert num_episodes == 0 and len(Long.closed) == 1
+    assert num_left == 0 and len(Long.closed) == 1
 
 
 def test_what_a_message_holds_beside_its_text_counts(monkeypatch):

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 from environment_session import ROW, Quiz, reset, session
+from open_environments import num_episodes
 
 from pipeline.env import TurnResult, tool
 
@@ -39,13 +40,13 @@ def test_a_call_past_its_deadline_is_ended_and_named(name):
         await reset(ask)
         reply = await ask("turn", calls=[(name, {})])
         Slow.release.set()
-        return reply, host.num_episodes
+        return reply, num_episodes(host)
 
-    reply, num_episodes = session(Slow, steps, timeout=0.05)
+    reply, num_left = session(Slow, steps, timeout=0.05)
     assert reply.error == (
         f"Slow.on_turn of trajectory 4.2, in tool {name}, took longer than environment_timeout = 0.05 s"
     )
-    assert num_episodes == 0 and len(Slow.closed) == 1
+    assert num_left == 0 and len(Slow.closed) == 1
 
 
 def test_a_call_that_ignores_its_cancellation_is_answered_after_the_grace():
@@ -55,11 +56,11 @@ def test_a_call_that_ignores_its_cancellation_is_answered_after_the_grace():
         await reset(ask)
         reply = await ask("turn", calls=[("stubborn", {})])
         Slow.release.set()
-        return reply, host.num_episodes
+        return reply, num_episodes(host)
 
-    reply, num_episodes = session(Slow, steps, timeout=0.05, grace=0.05)
+    reply, num_left = session(Slow, steps, timeout=0.05, grace=0.05)
     assert reply.error.endswith("environment_timeout = 0.05 s, and does not end when cancelled")
-    assert num_episodes == 0
+    assert num_left == 0
 
 
 def test_a_call_that_ends_itself_after_the_deadline_is_still_past_it():
@@ -86,12 +87,12 @@ def test_truncate_and_drop_interrupt_a_waiting_tool(interrupter, argument):
         await reset(ask)
         waiting = asyncio.ensure_future(ask("turn", calls=[("wait", {})]))
         await asyncio.sleep(0)  # the turn is under way
-        return await ask(interrupter, **argument), await waiting, host.num_episodes
+        return await ask(interrupter, **argument), await waiting, num_episodes(host)
 
-    ended, waited, num_episodes = session(Slow, steps)
+    ended, waited, num_left = session(Slow, steps)
     assert ended.error is None and ended.result == ({"reward": 0.0} if interrupter == "truncate" else {})
     assert waited.error == f"Slow.on_turn of trajectory 4.2, in tool wait, was interrupted by {interrupter}"
-    assert num_episodes == 0 and len(Slow.closed) == 1
+    assert num_left == 0 and len(Slow.closed) == 1
 
 
 def test_drop_and_reset_sent_together_open_a_fresh_environment():
@@ -149,8 +150,8 @@ def test_closing_the_host_closes_what_is_open():
         running = asyncio.ensure_future(ask("turn", member=1, calls=[("wait", {})]))
         await asyncio.sleep(0)
         await host.close()
-        return host.num_episodes, len(Slow.closed), (await running).error
+        return num_episodes(host), len(Slow.closed), (await running).error
 
-    num_episodes, num_closed, error = session(Slow, steps)
-    assert (num_episodes, num_closed) == (0, 3)
+    num_left, num_closed, error = session(Slow, steps)
+    assert (num_left, num_closed) == (0, 3)
     assert error == "Slow.turn of trajectory 4.1 was cancelled by the end of the run"

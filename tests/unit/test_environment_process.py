@@ -7,6 +7,7 @@ import sys
 from collections import deque
 
 import pytest
+from open_environments import num_episodes
 
 from pipeline.env import WRAP_UP
 from pipeline.environments.activity import NUM_BYTES, ActivityBoard
@@ -87,7 +88,7 @@ def run_server(link):
     async def run():
         host = EnvironmentHost(Guess, timeout=60.0, name="Guess")
         config = await asyncio.wait_for(Server(link, host).run(), 30)
-        return config, host.num_episodes
+        return config, num_episodes(host)
 
     return asyncio.run(run())
 

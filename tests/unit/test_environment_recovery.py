@@ -5,6 +5,7 @@ import re
 
 import pytest
 from environment_session import ROW, Quiz, less_line, session, turn
+from open_environments import num_episodes
 
 from pipeline.env import Env, TurnResult, check_env_class
 from pipeline.environments.host import EnvironmentHost
@@ -143,12 +144,12 @@ def test_a_restore_that_raises_fails_the_trajectory_by_name():
 
     async def steps(ask, host):
         story = {"messages": [], "turns": [], "snapshot": {}}
-        return await ask("restore", row=ROW, seed=1, **story), host.num_episodes
+        return await ask("restore", row=ROW, seed=1, **story), num_episodes(host)
 
-    reply, num_episodes = session(Bad, steps)
+    reply, num_left = session(Bad, steps)
     sentence = less_line(reply.error, __file__)
     assert sentence == "Bad.restore of trajectory 4.2 failed with ZeroDivisionError: division by zero"
-    assert num_episodes == 0 and len(Bad.closed) == 1
+    assert num_left == 0 and len(Bad.closed) == 1
 
 
 def test_a_recovery_that_there_is_not_fails_the_trajectory():

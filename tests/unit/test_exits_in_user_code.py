@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from environment_session import Quiz, less_line, reset, session
+from open_environments import num_episodes
 
 from pipeline.env import TurnResult, tool
 from pipeline.environments.resumed_loop import run_to_end
@@ -32,7 +33,7 @@ def test_a_failure_whose_text_can_not_be_had_is_answered(method):
 
     async def steps(ask, host):
         first = await ask("reset", row={}, seed=1)
-        return first if first.error else await ask("turn"), host.num_episodes
+        return first if first.error else await ask("turn"), num_episodes(host)
 
     reply = session(type("Odd", (Quiz,), {method: fail}), steps)
     reply = reply if not isinstance(reply, tuple) else reply[0]

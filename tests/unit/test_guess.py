@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 
 import pytest
+from open_environments import num_episodes
 
 from pipeline.chat.format import ModelTurn
 from pipeline.chat.tiny import START
@@ -50,7 +51,7 @@ def play(number, turns, **arguments):
             if reply.result["messages"] is None:
                 break
             ids += reply_ids(reply.result["messages"], turn)
-        assert host.num_episodes == ("reward" not in reply.result)
+        assert num_episodes(host) == ("reward" not in reply.result)
         return CHAT.decode(ids), reply
 
     return asyncio.run(game())

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from open_environments import num_open
 
 from pipeline.errors import TrajectoryError
 from pipeline.processes.environment.environment_client import MAX_DEATHS, EnvironmentClient
@@ -63,7 +64,7 @@ def test_all_who_wait_are_told_to_start_again_but_for_the_culprit():
             await tasks[0]
         with pytest.raises(EnvironmentLost, match="it was killed"):
             await tasks[1]
-        assert not tasks[2].done() and hosts.client.num_open == [0, 1]
+        assert not tasks[2].done() and num_open(hosts.client) == [0, 1]
         with pytest.raises(EnvironmentLost):  # a handle that nobody has started again
             await other.call("turn", {})
         tasks[2].cancel()
@@ -138,7 +139,7 @@ def test_another_host_goes_on_with_all_that_was_said(recovery):
         assert [(call.call, call.argument) for call in hosts.calls[1][1:]] == [("turn", {"text": "d"})]
         await hosts.answer(1, {"messages": None, "reward": 1.0})
         assert (await task).result["reward"] == 1.0 and restored == [True]
-        assert hosts.client.num_open == [0, 0] and not hosts.client._pending
+        assert num_open(hosts.client) == [0, 0] and not hosts.client._pending
 
     play(test)
 
@@ -168,7 +169,7 @@ def test_an_environment_that_cannot_be_restored_fails_its_trajectory():
         await hosts.answer(1, error="restore failed with KeyError: 'at'")
         with pytest.raises(TrajectoryError, match="restore failed with KeyError"):
             await task
-        assert hosts.client.num_open == [0, 0]
+        assert num_open(hosts.client) == [0, 0]
 
     play(test)
 
@@ -208,7 +209,7 @@ def test_dropping_ends_a_restoration():
         await settle()
         with pytest.raises(Dropped):
             await task
-        assert [call.call for call in hosts.calls[1]] == ["restore", "drop"] and hosts.client.num_open == [0, 0]
+        assert [call.call for call in hosts.calls[1]] == ["restore", "drop"] and num_open(hosts.client) == [0, 0]
 
     play(test)
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.metrics import METRICS, metric_of
+from pipeline.metrics import METRICS
+from tests.defined_metrics import metric_of
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "metrics.md"
 

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from open_environments import num_open
 from played_rollouts import Hosts, Played
 
 from pipeline.config import Schedule
@@ -29,7 +30,7 @@ def starts(played):
 
 def assert_nothing_is_left(played):
     """No environment, lease, request, place or queue entry."""
-    assert played.run.environments.num_open == [0] and not played.run.environments._pending
+    assert num_open(played.run.environments) == [0] and not played.run.environments._pending
     assert played.run.slots.num_leases(0) == 0
     assert played.sampler.running == 0 and played.sampler.num_trajectories == 0
     assert not played.rollouts._groups and not played.rollouts._tasks

@@ -14,7 +14,6 @@ import pytest
 
 import pipeline as rl
 from pipeline.journal.recorder import Recorder
-from pipeline.metrics import metric_of
 from pipeline.processes.learner.slot_table import SlotTable
 from pipeline.rollouts.rollout_log import RolloutLog
 from pipeline.rollouts.rollouts import RolloutRules, Rollouts
@@ -24,6 +23,7 @@ from pipeline.trainer_config import EngineConfig, TrainerConfig
 from pipeline.training.training_loop import TrainingLoop
 from shm.ledger import Ledger, LedgerShape
 from tests import virtual_clock
+from tests.defined_metrics import metric_of
 from tests.unit.played_rollouts import Chat, Hosts, Run
 from workers.messages import Published
 

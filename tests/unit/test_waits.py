@@ -54,10 +54,10 @@ def told(log, tmp_path):
 
 def test_wait_is_told_at_its_end_with_its_culprit_and_length(waits, clock, told):
     waits.begin(7, tool())
-    assert waits.current == tool() and told() == []
+    assert waits.words == tool().detail and told() == []
     clock.now += 1.5
     waits.end()
-    assert waits.current is None
+    assert waits.words == ""
     assert told() == [
         {
             "step": 7,
@@ -74,7 +74,7 @@ def test_a_wait_that_goes_on_has_the_words_of_its_latest_begin(waits, clock, tol
     waits.begin(7, Culprit("ready", 5, None, "0 of 2"))
     clock.now += 1.0
     waits.begin(7, Culprit("ready", 5, None, "1 of 2"))
-    assert waits.current.detail == "1 of 2"
+    assert waits.words == "1 of 2"
     waits.end()
     assert [(event["seconds"], event["detail"]) for event in told()] == [(1.0, "1 of 2")]
 

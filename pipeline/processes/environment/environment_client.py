@@ -50,11 +50,6 @@ class EnvironmentClient:
         self._flush_due = False
         self._failure: Exception | None = None
 
-    @property
-    def num_open(self) -> list[int]:
-        """Environments on each host."""
-        return [len(handles) for handles in self.open_at]
-
     def open(self, group: int, member: int) -> EnvironmentHandle:
         """An environment of that trajectory's own, on a host from its first call on."""
         return EnvironmentHandle(self, group, member)
