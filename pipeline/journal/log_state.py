@@ -20,7 +20,8 @@ _STATES = get_args(MemberState)
 
 @dataclass(slots=True)
 class LoggedMember:
-    """A trajectory in its present attempt; `attempt` counts how often it has started again.
+    """A trajectory in its present attempt; `attempt` counts how often it has started again, failures: how often of them
+    because it had failed.
 
     pinned: the policy version that it is told to keep to, if any. segments: (version, kv_version, tokens) of each that
     is not empty.
@@ -29,6 +30,7 @@ class LoggedMember:
     state: MemberState = "new"
     pinned: int | None = None
     attempt: int = 0
+    failures: int = 0
     segments: list[tuple[int, int, int]] = field(default_factory=list)
 
     @property
@@ -158,6 +160,7 @@ class LogState:
             case "retry":
                 member = self._member(event)
                 member.state, member.attempt, member.segments = "new", event["attempt"], []
+                member.failures = event.get("failures", member.failures)
             case "discarded":
                 self._spend(event["group"], [self._member(event)], "discarded")
             case "failed" | "filtered":

@@ -36,7 +36,8 @@ class RunningMember:
 @dataclass(frozen=True, slots=True)
 class KeptMembers:
     """Of one group. handed_over: members that went out in a part; discarded: that never will. ended: those that wait
-    for the others; running: those that go on. attempts: how often each has started again.
+    for the others; running: those that go on. attempts: how often each has started again; failures: how often each has
+    failed, as far as that counts.
     """
 
     handed_over: Collection[int] = ()
@@ -44,6 +45,7 @@ class KeptMembers:
     ended: Mapping[int, Trajectory] = field(default_factory=dict)
     running: Mapping[int, RunningMember] = field(default_factory=dict)
     attempts: Mapping[int, int] = field(default_factory=dict)
+    failures: Mapping[int, int] = field(default_factory=dict)
 
 
 def pack_unfinished(group: int, ended: Collection[Trajectory], running: Collection[RunningMember]) -> bytes:

@@ -69,11 +69,11 @@ class RolloutLog:
         self.counters.failures += 1
         self.counters.timeouts += isinstance(error, TookTooLongError)
 
-    def retry(self, trajectory: Trajectory, attempt: int, cause: str, *, has_failed: bool) -> None:
-        """All of it is thrown away, and it starts again, for the `attempt`-th time. has_failed: by itself; what only
-        shared a process with the guilty, or was begun in a run that was resumed, is none of the tries.
+    def retry(self, trajectory: Trajectory, attempt: int, cause: str, *, failures: int | None) -> None:
+        """All of it is thrown away, and it starts again, for the `attempt`-th time. failures: how often it has failed
+        by itself, this time too; None: it only shared a process with the guilty, which is none of the tries.
         """
-        if has_failed:
+        if failures is not None:
             self.counters.retries += 1
         else:
             self.counters.begun_anew += 1
@@ -85,6 +85,7 @@ class RolloutLog:
                 attempt=attempt,
                 cause=cause,
                 tokens=trajectory.generated_tokens,
+                **({} if failures is None else {"failures": failures}),
             )
 
     def restored(self) -> None:

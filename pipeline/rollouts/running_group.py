@@ -72,6 +72,7 @@ class RunningGroup:
     def resume(self, kept: KeptMembers) -> None:
         """Go on where an earlier run stood."""
         self._attempts.update(kept.attempts)
+        self._failures.update(kept.failures)
         self._tokens += sum(one.trajectory.generated_tokens for one in kept.running.values())
         if kept.handed_over or kept.discarded:
             self._left_out.update(kept.handed_over, kept.discarded)
@@ -152,7 +153,8 @@ class RunningGroup:
         lost = self.loops[member].trajectory
         self.loops[member] = loop
         self._attempts[member] += 1
-        self._log.retry(lost, self._attempts[member], cause, has_failed=has_failed)
+        failures = self._failures[member] if has_failed else None
+        self._log.retry(lost, self._attempts[member], cause, failures=failures)
         self._tokens -= lost.generated_tokens
         self._progress.starts_again(member)
 

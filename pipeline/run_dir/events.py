@@ -33,7 +33,7 @@ FIELDS: dict[str, str] = {
     "checkpoint": "version path seconds",
     "end": "status steps admitted consumed filtered failed outstanding",
 }
-OPTIONAL: dict[str, str] = {"run": "resumed", "admitted": "id", "batch": "members", "end": "cause"}
+OPTIONAL: dict[str, str] = {"run": "resumed", "admitted": "id", "batch": "members", "retry": "failures", "end": "cause"}
 
 STANDING_STILL = ("wait", "restart", "retry")
 

@@ -112,8 +112,8 @@ class StallWatch:
         if seconds >= BLOCKED_SECONDS and not self._told_of_blocking:
             self._told_of_blocking = True
             warn_of_run(
-                f"The caller of this run let nothing else in its event loop run for {seconds:.0f} s after step {step}, or "
-                "somebody had stopped this process: "
+                f"The caller of this run let nothing else in its event loop run for {seconds:.0f} s after step {step}, "
+                "or somebody had stopped this process: "
                 "no process that died meanwhile was replaced, and samplers soon had nothing to do; await what takes "
                 "long between two steps, asyncio.to_thread(function) say, in a loop over trainer.run(...)."
             )

@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.config import GroupCompletion
-from pipeline.errors import TrajectoryError
+from pipeline.errors import HopelessError, TrajectoryError
 from pipeline.journal.log_state import LogState
 from pipeline.journal.run_state import Outstanding, RunState
 from pipeline.rollouts.kept_members import KeptMembers, RunningMember
@@ -22,8 +22,11 @@ class Log:
     def discarded(self, trajectory, cause):
         self.told.append((trajectory.member, cause))
 
-    def retry(self, trajectory, attempt, cause, *, has_failed):
+    def retry(self, trajectory, attempt, cause, *, failures):
         self.told.append((trajectory.member, attempt, trajectory.generated_tokens))
+
+    def failure(self, error):
+        self.told.append(str(error))
 
 
 def resumed(on_stragglers, **kept):
@@ -87,6 +90,16 @@ def test_the_tokens_of_the_earlier_run_stay_accounted_for_and_attempts_count_on(
     assert given == [], "member 1 may be in a request"
     group.finished(1)
     assert given == [GroupFailed(7, "It broke.", 4)]
+
+
+def test_failures_count_on():
+    log = Log()
+    group = RunningGroup(Admission(7, 2, 1), {}, 3, GroupCompletion(mode="wait"), log, None)
+    group.resume(KeptMembers(failures={1: 1}))
+    group.count_failure(1, TrajectoryError("It broke."), max_retries=2)
+    group.count_failure(0, TrajectoryError("It broke."), max_retries=2)
+    with pytest.raises(HopelessError, match=r"It broke, at its attempt 3 \(max_retries = 2\)"):
+        group.count_failure(1, TrajectoryError("It broke."), max_retries=2)
 
 
 @pytest.fixture

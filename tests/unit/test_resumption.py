@@ -89,6 +89,21 @@ def test_one_that_has_ended_is_kept_only_if_the_log_tells_the_same_of_it(told, k
     assert again == ([] if keeps else [attempt + 1])
 
 
+@pytest.mark.parametrize(
+    ("told", "failures"),
+    [
+        ([RETRY | {"failures": 1}], 1),
+        ([RETRY | {"failures": 1}, STARTED, RETRY | {"failures": 2}, STARTED, RETRY], 2),
+        ([RETRY], 0),  # its process was lost: nobody's try
+        ([RETRY | {"failures": 1}, {"event": "end", "status": "stopped"}], 1),
+        ([RETRY | {"failures": 1}, {"event": "end", "status": "failed"}], 0),  # whoever resumes it has seen why
+    ],
+)
+def test_failures_count_on_unless_the_run_had_ended_with_an_error(told, failures):
+    kept, _ = kept_of([STARTED, *told])
+    assert kept.failures.get(0, 0) == failures
+
+
 @pytest.mark.parametrize(("steps", "is_complete"), [(2, True), (3, True), (4, False), (5, False)])
 def test_a_batch_that_has_begun_is_one_of_the_steps(steps, is_complete):
     """Whoever asks for no more than those before it gets no further update."""

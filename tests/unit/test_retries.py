@@ -65,6 +65,7 @@ def test_one_that_fails_starts_again_under_its_reservation(times, call, thrown_a
         ("0.0", "It broke.", tokens) for tokens in thrown_away
     ]
     assert [event["attempt"] for event in retries] == list(range(1, times + 1))
+    assert [event["failures"] for event in retries] == list(range(1, times + 1))
     assert [one.generated_tokens for one in result.trajectories] == [5, 4] and result.version == script[0]["priority"]
     assert [event["trajectory"] for event in events.of("started")].count("0.1") == 1
     counters = played.log.counters
