@@ -98,7 +98,10 @@ class LogState:
                 number,
                 group.row,
                 group.version,
-                [[key, one.state, one.pinned, one.attempt, list(one.segments)] for key, one in group.members.items()],
+                [
+                    [key, one.state, one.pinned, one.attempt, one.failures, list(one.segments)]
+                    for key, one in group.members.items()
+                ],
             ]
             for number, group in self.groups.items()
         ]
@@ -119,13 +122,13 @@ class LogState:
         for number, row, version, members in groups:
             _require_ints(number, row, version)
             group = state.groups[number] = LoggedGroup(row, version)
-            for key, stage, pinned, attempt, segments in members:
-                _require_ints(key, attempt, 0 if pinned is None else pinned)
+            for key, stage, pinned, attempt, failures, segments in members:
+                _require_ints(key, attempt, failures, 0 if pinned is None else pinned)
                 found = [(version, kv_version, tokens) for version, kv_version, tokens in segments]
                 _require_ints(*(number for one in found for number in one))
                 if stage not in _STATES:
                     raise ValueError(f"a trajectory's state can't be {stage!r:.40}")
-                group.members[key] = LoggedMember(stage, pinned, attempt, found)
+                group.members[key] = LoggedMember(stage, pinned, attempt, failures, found)
         return state
 
     def apply(self, event: Mapping[str, Any]) -> None:
@@ -173,6 +176,9 @@ class LogState:
                 self.version, self.due = event["version"], ""
             case "end":
                 self.status = event["status"]
+                if self.status == "failed":  # whoever resumes it has seen why: what has failed gets all its tries
+                    for one in [member for group in self.groups.values() for member in group.members.values()]:
+                        one.failures = 0
 
     def _member(self, event: Mapping[str, Any]) -> LoggedMember:
         members = self.groups[event["group"]].members

@@ -106,8 +106,7 @@ class Resumption:
             }
             again = {m: one.attempt + (_is_begun(one) and m not in ended | running) for m, one in members.items()}
             discarded = {m for m, one in members.items() if one.state == "discarded"}
-            # Of a run that ended with an error, whoever resumes it has seen why: what has failed gets all its tries.
-            failures = {} if self.log.status == "failed" else {m: one.failures for m, one in members.items()}
+            failures = {m: one.failures for m, one in members.items()}
             self.kept[group] = KeptMembers(outstanding.handed_over, discarded, ended, running, again, failures)
 
     def _logged(self, group: int) -> dict[int, LoggedMember]:

@@ -14,12 +14,13 @@ STARTED = {"event": "started", "version": 5}
 SEGMENT = {"event": "segment", "version": 5, "kv_version": 5, "tokens": 2}
 ENDED = {"event": "trajectory"}
 RETRY = {"event": "retry", "attempt": 1}
+RUN = {"event": "run", "version": 0, "group_size": 1, "on_stragglers": "truncate"}
 
 
 def kept_of(told, *, first_version=0, version=9, **saved):
     """What a resumed run, at `version`, keeps of `saved` if the log tells this of the only member of the only group."""
     log = LogState()
-    log.apply({"t": 0, "event": "run", "version": 0, "group_size": 1, "on_stragglers": "truncate"})
+    log.apply({"t": 0} | RUN)
     log.apply({"t": 0, "event": "admitted", "group": 0, "row": 0, "version": 4})
     for event in told:
         log.apply({"t": 0, "group": 0, "trajectory": "0.0"} | event)
@@ -97,6 +98,7 @@ def test_one_that_has_ended_is_kept_only_if_the_log_tells_the_same_of_it(told, k
         ([RETRY], 0),  # its process was lost: nobody's try
         ([RETRY | {"failures": 1}, {"event": "end", "status": "stopped"}], 1),
         ([RETRY | {"failures": 1}, {"event": "end", "status": "failed"}], 0),  # whoever resumes it has seen why
+        ([RETRY | {"failures": 1}, {"event": "end", "status": "failed"}, RUN], 0),  # and killed since then
     ],
 )
 def test_failures_count_on_unless_the_run_had_ended_with_an_error(told, failures):
