@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import time
 import uuid
 
@@ -9,12 +10,17 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.kept_processes import KEPT
+from tests.kept_processes import KEPT, SIGNALS
 from tests.shared_files import shared_memory_files
 from workers.machine.devices import count_gpus, torch_has_cuda
 
 # Test processes share the cores: more threads each would wait for one another. Workers set their own number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# What the tests were started deaf to, by nohup or behind `&` in a script, the runs that they start are to hear.
+for number in SIGNALS:
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
 
 # A busy machine draws examples slowly; that decides nothing. pytest-timeout bounds each test.
 settings.register_profile("headway", deadline=None, suppress_health_check=[HealthCheck.too_slow])

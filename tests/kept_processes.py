@@ -23,7 +23,7 @@ from pipeline.processes.worker.worker_handle import WorkerHandle
 from pipeline.processes.worker.worker_pool import WorkerPool
 
 OUR_ENVIRONMENTS = "pipeline.tasks."  # how the paths of environments begin in which there is no code of a user's
-SIGNALS = (signal.SIGINT, signal.SIGTERM)  # whose handlers a command changes for good
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # whose handlers a command changes for good
 
 
 class KeptHandle(WorkerHandle):

@@ -1,8 +1,10 @@
 """The command line: `headway COMMAND …`, and what run.py calls. It ends in an exit code and at most one sentence.
 
-Exit codes: 0 done, 1 the run failed or the audit found something, 2 bad options, 130 Ctrl-C, 143 SIGTERM.
+Exit codes: 0 done, 1 the run failed or the audit found something, 2 bad options, 129 SIGHUP (the terminal
+was closed), 130 Ctrl-C, 143 SIGTERM.
 """
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -205,7 +207,8 @@ def _launch(config: RunConfig, resume: Resume | None = None) -> int:
 
 def _show_warning(message: Warning | str, *_: object) -> None:
     """One line, as errors are: where in our code it was raised means nothing to a user."""
-    print(f"headway: warning: {' '.join(str(message).split())}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # that nobody reads it must not break what is warned of
+        print(f"headway: warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def _fail(sentence: str, code: int) -> int:

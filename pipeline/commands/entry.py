@@ -1,5 +1,5 @@
-"""Where `headway` and run.py begin: what a signal does while modules load and while Python ends, and what is said when
-a package is missing.
+"""Where `headway` and run.py begin: what a signal does while modules load and while Python ends, what becomes of output
+that nobody can read, and what is said when a package is missing.
 """
 
 import os
@@ -7,13 +7,17 @@ import signal
 import sys
 from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from pipeline.commands.output import outlive_terminal
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(*before: str) -> int:
     """The exit code of the command line's words, with `before` in front of them."""
     for number in SIGNALS:
-        signal.signal(number, _end)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # see `obeyed` in signals.py
+            signal.signal(number, _end)
+    outlive_terminal()
     try:
         return _run([*before, *sys.argv[1:]])
     finally:

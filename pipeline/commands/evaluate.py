@@ -22,7 +22,7 @@ REPORT_SECONDS = 10.0
 
 
 def evaluate(config: EvalConfig) -> int:
-    """Measure, showing how it goes. Returns 0 with a result, 130 or 143 after a signal."""
+    """Measure, showing how it goes. Returns 0 with a result, 129, 130 or 143 after a signal."""
     try:
         workload = open_workload(config.workload)
         with supervisor_of(config, init=config.weights) as model:

@@ -22,7 +22,7 @@ from pipeline.wording import label
 
 def run(config: RunConfig, resume: Resume | None = None) -> int:
     """Train as `config` says, showing how it goes; with `resume`, that run goes on. Returns 0 when every step was
-    trained, 130 or 143 after a signal, 143 when --max-minutes are over.
+    trained, 129, 130 or 143 after a signal, 143 when --max-minutes are over.
     """
     limit = TimeLimit(config.max_minutes) if config.max_minutes is not None else None
     try:
@@ -92,6 +92,10 @@ async def _train(
         status = "stopped" if trainer.stopped else "completed"
     except asyncio.CancelledError:
         status = "stopped"
+    except BrokenPipeError:
+        if signals.received is None:
+            raise
+        status = "stopped"  # the reader got that signal, too, and was gone before it came to us
     finally:
         ignore_signals()
         for task in beside:

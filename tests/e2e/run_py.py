@@ -42,21 +42,35 @@ class RunFiles:
 
 
 class RunPy(RunFiles):
-    """One started `python run.py`; its output is kept in files. In a session of its own, as on a terminal."""
+    """One started `python run.py`; its output is kept in files. In a session of its own, as on a terminal; on_terminal:
+    really on one, to which stdout goes.
+    """
 
-    def __init__(self, run_dir: Path, temporary: str, *arguments: str, script: Path | None = None) -> None:
+    def __init__(
+        self, run_dir: Path, temporary: str, *arguments: str, script: Path | None = None, on_terminal: bool = False
+    ) -> None:
         super().__init__(run_dir)
         run_dir.parent.mkdir(parents=True, exist_ok=True)
         self._out, self._err = (Path(f"{run_dir}.{name}") for name in ("stdout", "stderr"))
         command = [sys.executable, str(script or ROOT / "run.py"), *arguments]
         if script is None:
             command += [*SMALL, "--device", "cpu", "--run-dir", str(run_dir)]
-        with open(self._out, "w") as out, open(self._err, "w") as err:
+        self._terminal: subprocess.Popen | None = None
+        stdin = subprocess.DEVNULL
+        with open(self._out, "w") as out, open(self._err, "w") as err, contextlib.ExitStack() as opened:
+            if on_terminal:
+                ours, stdin = os.openpty()
+                opened.callback(os.close, stdin)
+                # Whoever reads what it shows holds it open, and nobody else does.
+                self._terminal = subprocess.Popen(["cat"], stdin=ours, stdout=out)
+                os.close(ours)
+                # The first terminal that the first process of a session opens is that session's.
+                command = ["sh", "-c", 'exec >"$0"; exec "$@"', os.ttyname(stdin), *command]
             self.process = subprocess.Popen(
                 command,
                 cwd=run_dir.parent,
                 env=os.environ | {"TMPDIR": temporary},
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
@@ -96,6 +110,11 @@ class RunPy(RunFiles):
         self.wait_until(lambda: len(self.workers()) == len(MODULES), "worker of every kind")
         return self.workers()
 
+    def close_terminal(self) -> None:
+        """As a window is closed, or a line lost: the kernel sends SIGHUP, and nothing can be printed any more."""
+        self._terminal.kill()
+        self._terminal.wait()
+
     def press_ctrl_c(self) -> None:
         """SIGINT to the whole process group, as a terminal sends it."""
         os.killpg(self.process.pid, signal.SIGINT)
@@ -105,9 +124,10 @@ class RunPy(RunFiles):
 
     def end(self) -> None:
         """Whatever the test did: nothing of it goes on."""
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
+        for process in filter(None, (self.process, self._terminal)):
+            if process.poll() is None:
+                process.kill()
+            process.wait()
 
 
 def wait_until_gone(processes, seconds: float) -> None:

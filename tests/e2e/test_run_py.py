@@ -181,18 +181,34 @@ def test_signals_while_modules_load_end_the_run_in_silence(start, temporary, num
     assert socket_directories(temporary) == []
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signal_is_obeyed_where_a_module_swallows_all_exceptions_as_it_loads(tmp_path, number, code):
-    """A module of this name comes before the installed one, and sends the signal where an exception would be lost."""
-    (tmp_path / "msgpack.py").write_text(
+def start_and_send_while_loading(directory, number):
+    """run.py. A module of this name comes before the installed one, and sends it the signal where what that raises
+    would be lost.
+    """
+    (directory / "msgpack.py").write_text(
         f"import os\ntry:\n    os.kill(os.getpid(), {int(number)})\nexcept BaseException:\n    pass\n"
         "raise ModuleNotFoundError(name='msgpack')\n"
     )
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(
+    environment = os.environ | {"PYTHONPATH": str(directory)}
+    return subprocess.run(
         [sys.executable, ROOT / "run.py"], env=environment, capture_output=True, text=True, timeout=60
     )
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_signal_is_obeyed_where_a_module_swallows_all_exceptions_as_it_loads(tmp_path, number, code):
+    done = start_and_send_while_loading(tmp_path, number)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_signal_that_run_py_was_started_deaf_to_is_ignored_while_modules_load(tmp_path, number):
+    before = signal.signal(number, signal.SIG_IGN)  # the child inherits it
+    try:
+        done = start_and_send_while_loading(tmp_path, number)
+    finally:
+        signal.signal(number, before)
+    assert done.returncode == 2 and done.stderr.startswith("headway: msgpack is not installed")
 
 
 def maps_any(pid, words):
@@ -220,19 +236,21 @@ def test_ctrl_c_while_workers_start_ends_the_run_at_once(start, temporary):
     assert (end["steps"], end["admitted"]) == (0, 0)
 
 
-def test_second_signal_while_the_processes_end_leaves_nothing(start, temporary):
-    """The sampler is halted, so that the supervisor waits for it when everything else is done. The exit code is that of
-    the first one, SIGTERM.
+def test_closed_terminal_ends_the_run_in_order_and_a_signal_while_the_processes_end_leaves_nothing(start, temporary):
+    """The sampler is halted, so that the supervisor waits for it when everything else is done; what it prints then
+    finds no terminal any more. The exit code is that of the first signal, SIGHUP.
     """
-    run = start("run", *LONG)
+    run = start("run", *LONG, on_terminal=True)
     run.wait_for_steps(2)
     workers = run.wait_for_workers()
     workers["workers.sampler"].suspend()
-    run.process.terminate()
-    run.wait_until(lambda: list((run.run_dir / "checkpoints").glob("version-*")), "checkpoint")
+    run.close_terminal()
+    run.process.send_signal(signal.SIGHUP)  # a shell's, beside the kernel's
+    run.wait_until(lambda: [event for event in run.events("checkpoint") if event["version"] > 0], "checkpoint")
     run.press_ctrl_c()
-    assert_ended(run, 143, "stopped", temporary)
+    assert_ended(run, 129, "stopped", temporary)
     wait_until_gone(workers.values(), GONE_SECONDS)
+    assert "async: starting | waits: the processes to start" in run.stdout and "stopped after" not in run.stdout
 
 
 def test_killed_supervisor_takes_its_workers_along_and_its_run_is_resumed(start, temporary):

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM in every phase of a run: one ends it in order and saved, two end it at once.
+"""SIGINT, SIGTERM and SIGHUP in every phase of a run: one ends it in order and saved, two end it at once.
 
 The signals are real, and come when the run is in the phase: whoever it waits for then is held, so no phase is missed.
 How a process of its own is ended with all its workers is proved by test_run_py.py.
@@ -24,7 +24,7 @@ GONE_SECONDS = 10.0  # from the signal, or from when what is waited for moves ag
 ALWAYS_UPDATES = ("--entropy-coefficient", "0.01")  # equal rewards have a gradient, too
 HELD = ("--tool-latency", "fixed:600000")  # nothing is finished while the test runs
 
-CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 
 class Run(RunFiles):

@@ -11,16 +11,25 @@ from pipeline.commands import cli
 from pipeline.commands.signals import Signals, end_by_signals, signal_that_came
 from pipeline.errors import ConfigError
 
-CODES = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+CODES = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 
 
 @pytest.fixture(autouse=True)
 def handlers():
     before = {number: signal.getsignal(number) for number, _ in CODES}
+    for number in before:  # which the tests, too, may have been started deaf to
+        signal.signal(number, signal.SIG_DFL)
     yield
     end_by_signals()  # what came is forgotten
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+async def send(number):
+    """To this thread, and let the loop hear of it, in a few ticks."""
+    signal.raise_signal(number)
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 def let_through(number):
@@ -87,6 +96,62 @@ def test_run_is_not_begun_after_a_signal_that_was_swallowed():
         asyncio.run(begin())
     end_by_signals()  # the next command begins anew
     assert asyncio.run(begin()).received is None
+
+
+@pytest.mark.parametrize(("number", "code"), CODES)
+def test_a_closing_terminal_asks_as_often_as_it_likes(monkeypatch, number, code):
+    """The shell and the kernel each send SIGHUP. A second SIGINT or SIGTERM would end these tests."""
+
+    def close_terminal(_):
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(number)
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+
+    monkeypatch.setattr(cli, "_command", close_terminal)
+    assert cli.main(["clean"]) == code
+
+
+@pytest.mark.parametrize(("number", "code"), CODES)
+def test_a_run_ends_at_once_by_a_second_signal_that_is_no_sighup(number, code):
+    asked = []
+
+    class Run:
+        def request_stop(self):
+            asked.append(number)
+
+    async def run():
+        signals = Signals(Run())
+        for one in (signal.SIGHUP, signal.SIGHUP, number):
+            await send(one)
+        return signals.received
+
+    if number == signal.SIGHUP:
+        assert asyncio.run(run()) == signal.SIGHUP
+    else:
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(run())
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(("number", "code"), CODES)
+def test_a_signal_that_the_command_was_started_deaf_to_changes_nothing(monkeypatch, number, code):
+    """As under nohup, or behind `&` in a script."""
+
+    async def run():
+        signals = Signals(None)
+        await send(number)
+        return signals.received
+
+    def command(_):
+        signal.raise_signal(number)
+        assert asyncio.run(run()) is None
+        return 0
+
+    signal.signal(number, signal.SIG_IGN)
+    monkeypatch.setattr(cli, "_command", command)
+    assert cli.main(["clean"]) == 0 and signal_that_came() is None
+    assert signal.getsignal(number) is signal.SIG_IGN
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit()])

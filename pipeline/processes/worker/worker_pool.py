@@ -15,7 +15,7 @@ from workers.processes.sockets import SocketDirectory
 
 STARTING_DESCRIPTORS = 24  # of the first process: with the socket directory, ZeroMQ's threads, pipes to the new one
 ZMQ_THREADS = 2
-HELD_BACK = (signal.SIGINT, signal.SIGTERM)
+HELD_BACK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STOP_SECONDS = 5.0  # for all workers together to end in order, then they are killed
 
 
@@ -58,8 +58,8 @@ class WorkerPool:
     def close(self) -> None:
         """Ask all to end, wait, kill what is left, remove the socket directory. Idempotent.
 
-        Takes STOP_SECONDS and a little at most; a Ctrl-C or SIGTERM that comes meanwhile is delivered after it, so that
-        it can't leave the work half done.
+        Takes STOP_SECONDS and a little at most; a signal of HELD_BACK that comes meanwhile is delivered after it, so
+        that it can't leave the work half done.
         """
         with _signals_held_back():
             self._close()
@@ -86,7 +86,7 @@ class WorkerPool:
 
 @contextlib.contextmanager
 def _signals_held_back() -> Iterator[None]:
-    """SIGINT and SIGTERM are delivered at the end of the block.
+    """Signals of HELD_BACK are delivered at the end of the block.
 
     By handlers, not by a mask: a signal that another thread takes runs its handler in this one all the same.
     """
