@@ -4,8 +4,8 @@ import asyncio
 import gc
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractContextManager, aclosing, closing, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,12 @@ from pipeline.data.split_rows import without_holdout
 from pipeline.dataset import check_rows, rows_digest
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
-from pipeline.journal.journal_files import Journal
 from pipeline.losses import Loss
 from pipeline.memory.make_spec import make_rules, make_spec
 from pipeline.models.model_digest import files_digest, weights_digest
 from pipeline.models.model_directory import ModelSource
 from pipeline.rollouts.rollout_engine import RolloutEngine
 from pipeline.run_dir.config_json import config_json
-from pipeline.run_dir.events import EventLog
-from pipeline.run_dir.json_lines import JsonLines
 from pipeline.run_dir.run_directory import (
     make_default_run_dir,
     make_run_dir,
@@ -34,18 +31,18 @@ from pipeline.run_dir.run_directory import (
     record_changes,
     refuse_other_place,
 )
-from pipeline.run_dir.run_files import EVALUATIONS, EVENTS, LOGS, METRICS, TRAJECTORIES
 from pipeline.run_dir.run_lock import RunLock
 from pipeline.run_spec import RunSpec
 from pipeline.schedule import ScheduleRules
 from pipeline.stalls.run_report import moves_of, run_report
 from pipeline.stalls.stall_watch import StallWatch
 from pipeline.trainer_config import TrainerConfig
-from pipeline.training.resumption import Resumption, find_run, read_resumption
+from pipeline.training.open_files import open_files
+from pipeline.training.resumption import find_run, read_resumption
+from pipeline.training.run_plan import RunPlan
 from pipeline.training.training_loop import Step, ValidateBatch
 from pipeline.training.training_run import TrainingRun
 from pipeline.user_warnings import warn
-from workers.model_config import checkpoint_bytes
 
 
 class AsyncTrainer:
@@ -128,63 +125,21 @@ class AsyncTrainer:
         """
         rows = self._training_rows(rows)
         spec, rules = self._check(rows, steps)
-        source = self.engine.model.source
-        files = _model_files(spec, source)
+        model_files = _model_files(spec, self.engine.model.source)
         require_room(resume or self.run_dir or "runs", spec.model, self.config.checkpointing)
-        description = (description or self._description()) | {
-            "model": source.describe()
-            | {"compute_dtype": self.engine.model.dtype}
-            | {"files_digest": files_digest(files), "weights_digest": weights_digest(source.weights)},
-            "rows": {"number": len(rows), "digest": rows_digest(rows)},
-        }
-        directory = self.run_directory = self._directory(description, resume)
-        lock = RunLock(directory)
-        try:
+        recipe = self._description(description, rows, model_files)
+        plan = RunPlan(self.engine, self.config, spec, rules, rows, recipe, self._evaluator, self._validate_batch)
+        directory = self.run_directory = self._directory(recipe, resume)
+        with RunLock(directory) as lock:
             resumption = read_resumption(directory) if resume is not None else None
             self.was_complete = resumption is not None and resumption.is_complete(steps, self._evaluator)
             if self.was_complete:
                 return
             if resumption is not None:
-                record_changes(directory, description)
-            # What exists now (modules, rows) outlives the run: walking it in every collection cost a tenth of this
-            # process. What an earlier run has left goes first, descriptors among it: frozen, it would stay for good.
-            gc.collect()
-            gc.freeze()
-            with (
-                closing(Journal(directory)) as journal,
-                closing(_open_events(directory, resumption)) as events,
-                closing(JsonLines(directory / METRICS)) as metrics,
-                _open_lines(directory / EVALUATIONS, self._evaluator is not None) as results,
-                _open_lines(directory / TRAJECTORIES, self.config.log_trajectories > 0, for_people=True) as logged,
-            ):
-                self._checkpoints = Checkpoints(
-                    directory,
-                    files,
-                    events,
-                    self.config.checkpointing,
-                    learner_bytes=checkpoint_bytes(spec.model),
-                )
-                journal.begin()
-                self._run = TrainingRun(
-                    self.engine,
-                    self.config,
-                    spec,
-                    rules,
-                    rows,
-                    events=events,
-                    metrics=metrics,
-                    results=results,
-                    trajectories=logged,
-                    checkpoints=self._checkpoints,
-                    journal=journal,
-                    lock=lock,
-                    resumption=resumption,
-                    run_dir=directory,
-                    recipe=description,
-                    log_dir=str(directory / LOGS),
-                    evaluator=self._evaluator,
-                    validate_batch=self._validate_batch,
-                )
+                record_changes(directory, recipe)
+            with _frozen(), open_files(plan, directory, lock, resumption, model_files) as files:
+                self._checkpoints = files.checkpoints
+                self._run = TrainingRun(plan, files, resumption)
                 # aclosing: a caller who leaves the loop early must end the run now, not when garbage is collected.
                 watch = self._stall_watch(directory)
                 with watch.watching():
@@ -194,9 +149,6 @@ class AsyncTrainer:
                             with watch.with_caller(step.n):
                                 yield step
                             self._with_caller = False
-        finally:
-            lock.close()
-            gc.unfreeze()
 
     def check(self, rows: Sequence[dict[str, Any]], steps: int) -> None:
         """Raise ConfigError for what `run` would refuse; starts nothing and writes nothing."""
@@ -290,11 +242,24 @@ class AsyncTrainer:
             warn(f"{removed} of {len(rows)} training rows are in Evaluator.holdout too, and are left out of training.")
         return left
 
-    def _description(self) -> dict[str, Any]:
-        description = config_json(self.config, seed=self.config.engine.seed)
+    def _description(
+        self, given: dict[str, Any] | None, rows: Sequence[dict[str, Any]], model_files: Mapping[str, bytes]
+    ) -> dict[str, Any]:
+        """What config.json holds: `given`, or else this trainer's options, and with it what the model and the rows
+        are.
+        """
+        model = self.engine.model
+        digests = {"files_digest": files_digest(model_files), "weights_digest": weights_digest(model.source.weights)}
+        return (given or self._options()) | {
+            "model": model.source.describe() | {"compute_dtype": model.dtype} | digests,
+            "rows": {"number": len(rows), "digest": rows_digest(rows)},
+        }
+
+    def _options(self) -> dict[str, Any]:
+        options = config_json(self.config, seed=self.config.engine.seed)
         if self._evaluator is not None:
-            description["evaluator"] = self._evaluator.describe()
-        return description
+            options["evaluator"] = self._evaluator.describe()
+        return options
 
     def _check(self, rows: Sequence[dict[str, Any]], steps: int) -> tuple[RunSpec, ScheduleRules]:
         self.config.check_run(dataset_rows=len(rows), steps=steps)
@@ -305,14 +270,17 @@ class AsyncTrainer:
         return spec, rules
 
 
-def _open_events(directory: Path, resumption: Resumption | None) -> EventLog:
-    """Its clock goes on from the last event of an earlier run."""
-    seconds = 0.0 if resumption is None else resumption.log.seconds
-    return EventLog(directory / EVENTS, time.monotonic, seconds)
-
-
-def _open_lines(path: Path, is_wanted: bool, *, for_people: bool = False) -> AbstractContextManager[JsonLines | None]:
-    return closing(JsonLines(path, for_people=for_people)) if is_wanted else nullcontext()
+@contextmanager
+def _frozen() -> Iterator[None]:
+    """What exists now (modules, rows) outlives the run: walking it in every collection cost a tenth of this process.
+    What an earlier run has left goes first, descriptors among it: frozen, it would stay for good.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _model_files(spec: RunSpec, source: ModelSource) -> dict[str, bytes]:

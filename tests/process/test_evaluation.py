@@ -224,7 +224,7 @@ def test_full_disk_is_one_sentence(model, tmp_path, monkeypatch):
     def lines(path, **options):
         return JsonLines("/dev/full" if path.name == "eval.jsonl" else path, **options)
 
-    monkeypatch.setattr("pipeline.trainer.JsonLines", lines)
+    monkeypatch.setattr("pipeline.training.open_files.JsonLines", lines)
     evaluator = rl.Evaluator(guess.holdout_rows()[:2], every=0, final_group_size=1)
     trainer = make_trainer(model, tmp_path / "run", evaluator=evaluator)
     with pytest.raises(rl.RunError, match="No space left"):

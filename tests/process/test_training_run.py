@@ -91,7 +91,7 @@ def test_run_whose_metrics_cannot_be_written_has_failed(model, tmp_path, monkeyp
     def on_a_full_disk(path, **options):
         return JsonLines("/dev/full" if path.name == METRICS else path, **options)
 
-    monkeypatch.setattr("pipeline.trainer.JsonLines", on_a_full_disk)
+    monkeypatch.setattr("pipeline.training.open_files.JsonLines", on_a_full_disk)
     with pytest.raises(rl.RunError, match="No space left"):
         rl.run(make_trainer(model, tmp_path / "run"), ROWS, steps=3)
     (end,) = events_of(tmp_path / "run", "end")
