@@ -163,6 +163,17 @@ METRICS: tuple[Metric, ...] = (
     Metric("sampling/request_seconds", "s", "summed over requests: being computed"),
     Metric("sampling/queue_seconds", "s", "summed over requests: waiting at the sampler"),
     Metric(
+        "sampling/evictions",
+        "times",
+        "that a request which was being computed gave its KV back to older ones, to compute it again later: the KV "
+        "cache (kv_gib) is short for Schedule.concurrency",
+    ),
+    Metric(
+        "sampling/dropped_tokens",
+        "tokens",
+        "sampled that went with an eviction, and were sampled again: those over KV of older versions (KVCache)",
+    ),
+    Metric(
         "sampling/kv_refreshes",
         "contexts",
         'computed again because their KV had become older than KVCache.max_staleness (on_limit="refill")',

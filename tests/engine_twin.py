@@ -113,5 +113,5 @@ def random_context(rng: np.random.Generator, length: int) -> np.ndarray:
 def free_all(engine: Engine, asked: list[EngineRequest], kv_tokens: int = 2000) -> None:
     for one in asked:
         engine.release(one.group, one.member)
-    assert engine.kv_tokens_free == kv_tokens
+    assert engine._cache.pool.num_free == kv_tokens
     assert not engine._cache.pool.references.any()

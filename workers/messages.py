@@ -36,6 +36,8 @@ class Segment(NamedTuple):
     stopped: bool  # True: the last token is a stop id; False: max_tokens reached
     seconds: float  # from its first forward pass to its last token
     queue_seconds: float  # from arrival at the sampler to its first forward pass
+    evictions: int  # times that it gave its KV back to older requests, for want of room
+    dropped: int  # tokens of its own that it then had to sample again, as they were over KV of older versions
 
 
 class ToolRecord(NamedTuple):

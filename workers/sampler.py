@@ -166,7 +166,7 @@ class Sampler:
         """What answers a request that its trajectory's end has cancelled: its room and its place are free again."""
         tokens, logprobs = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32)
         version = self._live[request]
-        return FinishedSegment(request, version, version, tokens, logprobs, 0, False, 0.0, 0.0)
+        return FinishedSegment(request, version, version, tokens, logprobs, 0, False, 0.0, 0.0, 0, 0)
 
     def _send(self, finished: list[FinishedSegment]) -> None:
         """Room for each reply was reserved with its request, so the write never waits."""
@@ -185,6 +185,8 @@ class Sampler:
                     stopped=segment.stopped,
                     seconds=segment.seconds,
                     queue_seconds=segment.queue_seconds,
+                    evictions=segment.evictions,
+                    dropped=segment.dropped,
                 )
             )
         self._channel.send(Segments(segments=segments, consumed=self._inbox.consumed))

@@ -27,6 +27,8 @@ class SamplingCounters:
         self._cached = 0
         self._request_seconds = 0.0
         self._queue_seconds = 0.0
+        self._evictions = 0
+        self._dropped = 0
         self._tool_seconds = 0.0
         self._tool_calls = 0
         self._tool_errors = 0
@@ -50,6 +52,8 @@ class SamplingCounters:
         self._cached += segment.cached
         self._request_seconds += segment.seconds
         self._queue_seconds += segment.queue_seconds
+        self._evictions += segment.evictions
+        self._dropped += segment.dropped
 
     def add_tool(self, seconds: float, failed: bool) -> None:
         """failed: the model read an error."""
@@ -69,6 +73,8 @@ class SamplingCounters:
             "sampling/cached_prompt_tokens": self._cached,
             "sampling/request_seconds": self._request_seconds,
             "sampling/queue_seconds": self._queue_seconds,
+            "sampling/evictions": self._evictions,
+            "sampling/dropped_tokens": self._dropped,
             "sampling/kv_refreshes": self.kv_refreshes,
             "sampling/interval_seconds": seconds,
             "sampling/generated_tokens_per_second": self._generated / seconds,

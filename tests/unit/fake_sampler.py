@@ -45,7 +45,7 @@ class FakeSampler:
         request = self.open.pop(number)
         logprobs = array("f", [-0.5 * (index + 1) for index in range(len(tokens))])
         position = self.replies.write(array("i", tokens), logprobs)
-        segment = Segment(number, request.version, request.version - 1, position, len(tokens), 3, True, 0.25, 0.5)
+        segment = Segment(number, request.version, request.version - 1, position, len(tokens), 3, True, 0.25, 0.5, 1, 2)
         self.client.receive(Segments(segments=[segment], consumed=self.inbox.consumed))
 
     def report(self):

@@ -9,7 +9,7 @@ from workers import messages
 from workers.errors import MessageError
 from workers.message_codec import PROTOCOL, decode, encode
 
-SEGMENT = messages.Segment(7, 3, 2, 4096, 12, 8, True, 0.25, 0.0)
+SEGMENT = messages.Segment(7, 3, 2, 4096, 12, 8, True, 0.25, 0.0, 1, 5)
 REQUEST = messages.GenerateRequest(7, -1, 2, 3, 1, 4096, 100, 64, 12, 1)
 CALL = messages.EnvironmentCall(9, 4, 2, "reset", {"row": {"number": 3}, "seed": 2**63 - 1})
 REPLY = messages.EnvironmentReply(

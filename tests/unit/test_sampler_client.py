@@ -32,6 +32,7 @@ def test_request_and_answer_carry_everything(client):
     assert (result.tokens, result.logprobs) == ([3, 4, 0], [-0.5, -1.0, -1.5])
     assert (result.version, result.kv_version) == (5, 4)
     assert (result.cached, result.stopped, result.seconds, result.queue_seconds) == (3, True, 0.25, 0.5)
+    assert (result.evictions, result.dropped) == (1, 2)
 
 
 def test_what_is_asked_in_one_tick_goes_in_one_message(client):

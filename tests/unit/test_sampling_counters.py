@@ -13,8 +13,8 @@ class Clock:
         return self.now
 
 
-def segment(tokens, cached):
-    return SegmentResult([1] * tokens, [0.0] * tokens, 3, 3, cached, True, seconds=0.5, queue_seconds=0.125)
+def segment(tokens, cached, **evicted):
+    return SegmentResult([1] * tokens, [0.0] * tokens, 3, 3, cached, True, seconds=0.5, queue_seconds=0.125, **evicted)
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def counters(clock):
 
 
 def test_segments_are_summed_and_forgotten_with_the_interval(counters, clock):
-    counters.add_segment(segment(tokens=6, cached=8), context_tokens=10)
-    counters.add_segment(segment(tokens=2, cached=0), context_tokens=30)
+    counters.add_segment(segment(tokens=6, cached=8, evictions=2, dropped=3), context_tokens=10)
+    counters.add_segment(segment(tokens=2, cached=0, evictions=1), context_tokens=30)
     counters.add_tool(0.5, failed=False)
     counters.add_tool(0.25, failed=True)
     counters.cut_results += 1
@@ -40,6 +40,7 @@ def test_segments_are_summed_and_forgotten_with_the_interval(counters, clock):
     assert metrics["sampling/prompt_tokens"] == 40
     assert metrics["sampling/cached_prompt_tokens"] == 8
     assert metrics["sampling/cached_prompt_fraction"] == 0.2  # 8 of 40
+    assert (metrics["sampling/evictions"], metrics["sampling/dropped_tokens"]) == (3, 3)
     assert metrics["sampling/request_seconds"] == 1.0
     assert metrics["sampling/queue_seconds"] == 0.25
     assert metrics["sampling/interval_seconds"] == 4.0
@@ -50,7 +51,15 @@ def test_segments_are_summed_and_forgotten_with_the_interval(counters, clock):
     clock.now += 1.0
     following = counters.take()
     assert following["sampling/interval_seconds"] == 1.0
-    for name in ("requests", "prompts", "generated_tokens", "prompt_tokens", "request_seconds", "queue_seconds"):
+    for name in (
+        "requests",
+        "prompts",
+        "generated_tokens",
+        "prompt_tokens",
+        "request_seconds",
+        "queue_seconds",
+        "evictions",
+    ):
         assert following[f"sampling/{name}"] == 0
     for name in ("tool_seconds", "tool_calls", "tool_errors", "tool_results_cut"):
         assert following[f"env/{name}"] == 0

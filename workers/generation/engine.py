@@ -78,8 +78,6 @@ class Engine:
         self._running: dict[int, np.ndarray] = {}  # version -> seats
         self._num_arrivals = 0
         self.num_computed = 0  # tokens that went through the model
-        self.num_taken_back = 0  # times a running request had to give its KV back
-        self.num_tokens_dropped = 0  # by those of them that were over mixed KV
 
     @property
     def num_trajectories(self) -> int:
@@ -90,11 +88,6 @@ class Engine:
     def has_work(self) -> bool:
         """Whether any request is unfinished."""
         return bool(self._live)
-
-    @property
-    def kv_tokens_free(self) -> int:
-        """Rows of the pool that nothing holds."""
-        return self._cache.pool.num_free
 
     def set_weights(self, version: int, weights: Weights) -> None:
         """Make `version` known. The tensors are used in place: they must not change until `drop_version`."""
@@ -148,6 +141,7 @@ class Engine:
         state.arrived[seat] = perf_counter()
         state.began[seat] = 0.0
         state.cached[seat] = -1
+        state.evictions[seat] = state.dropped[seat] = 0
         self._num_arrivals += 1
         self._live[seat] = request
         self._waiting.append(seat)
@@ -238,9 +232,9 @@ class Engine:
                 break
             version = self._live[seat].version
             self._cache.pause(seat)
-            self.num_taken_back += 1
+            self._state.evictions[seat] += 1
             if self._cache.anchor[seat] != version:  # over other KV other tokens may follow, and other log-probs
-                self.num_tokens_dropped += int(self._cache.length[seat] - self._state.context[seat])
+                self._state.dropped[seat] += self._cache.length[seat] - self._state.context[seat]
                 self._cache.length[seat] = self._state.context[seat]
                 self._state.cached[seat] = -1
             self._waiting.appendleft(seat)
@@ -335,4 +329,6 @@ class Engine:
             stopped=bool(self._is_stop[cache.tokens[seat, end - 1]]),
             seconds=now - began,
             queue_seconds=began - float(state.arrived[seat]),
+            evictions=int(state.evictions[seat]),
+            dropped=int(state.dropped[seat]),
         )

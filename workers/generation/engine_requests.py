@@ -45,6 +45,8 @@ class FinishedSegment:
     stopped: bool
     seconds: float
     queue_seconds: float
+    evictions: int
+    dropped: int
 
 
 class SeatState:
@@ -59,6 +61,8 @@ class SeatState:
         self.arrived = np.zeros(num_seats)  # seconds
         self.began = np.zeros(num_seats)  # seconds; 0 before the first pass
         self.cached = np.zeros(num_seats, dtype=np.int64)  # -1 before the first start
+        self.evictions = np.zeros(num_seats, dtype=np.int64)  # of the request that is live
+        self.dropped = np.zeros(num_seats, dtype=np.int64)  # tokens of its own that went with them
 
     def grow(self, num_seats: int) -> None:
         """Add seats; the entries of those there stay."""

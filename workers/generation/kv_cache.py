@@ -251,7 +251,9 @@ class KVTables:
         return True
 
     def holders(self) -> np.ndarray:
-        """References of each row counted afresh from the tables, int32 [num_rows + 1]; must equal `pool.references`."""
+        """References of each row counted afresh from the tables, int32 [num_rows + 1]; must equal `pool.references`,
+        as tests see.
+        """
         return self._count_holders(self._seat_of.values(), self._prompts.values())
 
     def _count_holders(self, seats: Iterable[int], prompts: Iterable[_Prompt]) -> np.ndarray:

@@ -27,7 +27,7 @@ class Pick(NamedTuple):
 
 @dataclass(slots=True)
 class SegmentResult:
-    """A finished request. kv_version: the oldest version that computed any of the KV it was sampled over."""
+    """A finished request; but for its tokens and their log-probs, fields as in `messages.Segment`."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -37,6 +37,8 @@ class SegmentResult:
     stopped: bool
     seconds: float
     queue_seconds: float
+    evictions: int = 0
+    dropped: int = 0
 
 
 @dataclass(slots=True)
@@ -249,6 +251,8 @@ class SamplerClient:
                         segment.stopped,
                         segment.seconds,
                         segment.queue_seconds,
+                        segment.evictions,
+                        segment.dropped,
                     )
                     request.future.set_result(result)
                 if segment.request in self._after:
