@@ -176,8 +176,8 @@ def test_gradient_is_that_of_the_definition_for_every_split(normalize, loss, adv
         trainee.forward_backward(training_rows(batch.rows), 0, zero_gradients=True)
         gradients.append(trainee.flat_grad)
     assert relative_distance(gradients[0], expected) < 3e-6
-    for gradient in gradients[1:]:
-        assert relative_distance(gradient, gradients[0]) < 1e-6
+    for gradient in gradients[1:]:  # as far as float32 goes: some CPUs' kernels come to 1.07e-6
+        assert relative_distance(gradient, gradients[0]) < 2e-6
 
 
 @pytest.mark.parametrize("normalize", NORMALIZATIONS)

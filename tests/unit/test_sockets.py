@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,16 @@ def owner(base):
     for process in started:
         process.kill()
         process.communicate()
+
+
+def marked_process(path):
+    """Of a run that has its files there; it waits. As a program begins, the kernel shows no environment of it for a
+    moment, and nobody could find the mark.
+    """
+    process = subprocess.Popen(["/bin/sleep", "1000"], env={RUN_FILES: path}, start_new_session=True)
+    while not Path(f"/proc/{process.pid}/environ").read_bytes():
+        time.sleep(0.001)
+    return process
 
 
 def test_directory_is_private_short_and_gone_after_close(base):
@@ -179,7 +190,7 @@ def test_processes_of_a_killed_run_go_with_its_directory_and_those_of_others_sta
     killed, left = owner()
     _, lives = owner()
     paths = (left, lives, left + "0")
-    others = [subprocess.Popen(["/bin/sleep", "1000"], env={RUN_FILES: path}, start_new_session=True) for path in paths]
+    others = [marked_process(path) for path in paths]
     try:
         assert sweep(base) == []
         killed.kill()
@@ -198,7 +209,7 @@ def test_processes_of_a_killed_run_are_found_by_whatever_link_leads_to_its_direc
     for link in ("one", "other"):
         os.symlink("place", os.path.join(base, link))
     killed, left = owner(os.path.join(base, "one"))
-    marked = subprocess.Popen(["/bin/sleep", "1000"], env={RUN_FILES: killed.mark}, start_new_session=True)
+    marked = marked_process(killed.mark)
     try:
         killed.kill()
         killed.wait()
@@ -212,7 +223,7 @@ def test_processes_of_a_killed_run_are_found_by_whatever_link_leads_to_its_direc
 
 def test_what_is_left_of_its_processes_goes_when_a_directory_is_closed(base):
     sockets = SocketDirectory()
-    left = subprocess.Popen(["/bin/sleep", "1000"], env={RUN_FILES: sockets.path}, start_new_session=True)
+    left = marked_process(sockets.path)
     try:
         sockets.close()
         assert left.wait(60) == -signal.SIGKILL
