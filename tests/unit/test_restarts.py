@@ -23,6 +23,7 @@ class Place:
 
     def __init__(self, *deaths):
         self.deaths = list(deaths)
+        self.starts = lambda: None  # what else happens then
         self.told, self.failures = [], []
         self.restarts = Restarts("Samplers", self, self, self.fail)
 
@@ -38,6 +39,7 @@ class Place:
         self.failure = error
 
     async def start(self):
+        self.starts()
         death = self.deaths.pop(0) if self.deaths else None
         if death is not None:
             raise death
@@ -97,6 +99,28 @@ def test_deaths_that_are_long_past_do_not_count(clock):
         place.die(is_accident=False)
         clock[0] += 0.2 * RESTART_WINDOW_SECONDS
     assert place.failures == [] and place.restarts.count == 18
+
+
+def test_one_that_takes_long_to_start_and_then_dies_of_its_work_is_not_replaced_for_ever(clock):
+    place = Place()
+    place.starts = lambda: clock.append(clock.pop() + 2 * RESTART_WINDOW_SECONDS)
+    for _ in range(3):
+        place.die()
+        clock[0] += 0.1 * RESTART_WINDOW_SECONDS
+    (failure,) = place.failures
+    assert str(failure).startswith(
+        "The sampler 0 died 3 times within ten minutes, the time that it took to start left out, but max_restarts is 2;"
+    )
+
+
+def test_deaths_of_several_that_serve_between_them_do_not_add_up_over_their_starts(clock):
+    place = Place()
+    place.starts = lambda: clock.append(clock.pop() + 0.5 * RESTART_WINDOW_SECONDS)
+    for number in range(20):
+        place.name = f"sampler {number % 4}"
+        place.die()
+        clock[0] += 0.2 * RESTART_WINDOW_SECONDS
+    assert place.failures == [] and place.restarts.count == 20
 
 
 def test_a_death_on_the_way_is_an_accident_whatever_the_one_before_was(clock):
