@@ -71,7 +71,8 @@ class Outbox:
                 return
             self._room.clear()
             try:
-                await asyncio.wait_for(self._room.wait(), ROOM_SECONDS)
+                async with asyncio.timeout(ROOM_SECONDS):
+                    await self._room.wait()
             except TimeoutError:
                 raise QueueError(
                     f"{self._name} has read nothing from its queue for {ROOM_SECONDS:g} s while {length} bytes wait."

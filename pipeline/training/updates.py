@@ -62,7 +62,8 @@ class Updates:
         """
         while self._pending and (len(self._pending) >= MAX_PENDING or self._pending[0].done()):
             try:
-                await asyncio.wait_for(self._pending.popleft(), LEARNER_SECONDS)
+                async with asyncio.timeout(LEARNER_SECONDS):
+                    await self._pending.popleft()
             except TimeoutError:
                 raise RunError(
                     f"The learner has not answered for gradients of batch {batch} for {LEARNER_SECONDS:g} s."

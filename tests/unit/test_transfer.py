@@ -53,6 +53,21 @@ def test_payload_of_exactly_the_largest_piece_goes_whole(pair):
     assert asyncio.run(put()) == 0 and pair.sent == []
 
 
+def test_a_transfer_that_is_cancelled_as_there_is_room_again_sends_no_more(pair):
+    """A sampler's last message frees room, and its death, seen in the same tick, cancels what was on its way to it."""
+
+    async def run():
+        putting = asyncio.ensure_future(pair.outbox.put(bytes(150)))
+        await asyncio.sleep(0)
+        assert pair.take_pieces() == [16] * 4
+        pair.outbox.note_consumed(pair.inbox.consumed)
+        putting.cancel()
+        await asyncio.wait([putting], timeout=10.0)
+        return putting.cancelled()
+
+    assert asyncio.run(run()) and pair.sent == []
+
+
 def test_larger_payload_goes_in_pieces_and_waits_for_the_reader(pair):
     """150 bytes through a ring of 64: ten pieces, never more than four of them unread."""
     data = bytes(range(150))

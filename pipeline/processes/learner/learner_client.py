@@ -179,7 +179,8 @@ class LearnerClient:
         if self._answer is None:
             return None
         try:
-            return await asyncio.wait_for(self._answer, SAVE_SECONDS)
+            async with asyncio.timeout(SAVE_SECONDS):
+                return await self._answer
         except TimeoutError:
             raise RunError(f"The learner has not answered its update for {SAVE_SECONDS:g} s.") from None
 

@@ -53,7 +53,8 @@ class LearnerReplay:
             )
         )
         try:
-            answer = await asyncio.wait_for(self._replayed, LEARNER_SECONDS)
+            async with asyncio.timeout(LEARNER_SECONDS):
+                answer = await self._replayed
         except TimeoutError:
             raise RunError(
                 f"The learner has not replayed the update from version {update.from_version} for {LEARNER_SECONDS:g} s."

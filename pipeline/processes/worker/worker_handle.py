@@ -137,7 +137,8 @@ class WorkerHandle:
         else:
             self._pending_start = Start(config=config)
         try:
-            detail = await asyncio.wait_for(asyncio.shield(self._ready), READY_SECONDS)
+            async with asyncio.timeout(READY_SECONDS):
+                detail = await asyncio.shield(self._ready)
         except TimeoutError:
             raise RunError(
                 f"The {self.name} (pid {self.pid}) was not ready {READY_SECONDS:g} s after its start; "
@@ -165,7 +166,8 @@ class WorkerHandle:
         self._run_ended = asyncio.get_running_loop().create_future()
         self._link.send(EndRun())
         try:
-            await asyncio.wait_for(self._run_ended, AT_ONCE_SECONDS if at_once else self._end_seconds)
+            async with asyncio.timeout(AT_ONCE_SECONDS if at_once else self._end_seconds):
+                await self._run_ended
         except TimeoutError:
             self.discard()
         finally:
