@@ -9,7 +9,7 @@ equal terms.
 import asyncio
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -31,13 +31,29 @@ from pipeline.trainer_config import EngineConfig
 from pipeline.trajectory import Trajectory
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """Where those of a run's evaluations go, and which there are.
+
+    lines: eval.jsonl. done: in order, those of an earlier run in the same directory included. first_version: what they
+    call version 0. measured: batches after which an earlier run has evaluated.
+    """
+
+    lines: JsonLines
+    done: list[Evaluation]
+    first_version: int = 0
+    measured: Collection[int] = ()
+
+    def called(self, version: int) -> int:
+        return version + self.first_version
+
+
 class Evaluations:
-    """Launches what is due and waits where it must; results are appended to `done` and to `lines` (eval.jsonl).
+    """Launches what is due and waits where it must.
 
     on_failure(error) is told at once when an evaluation fails, so that training ends after the update that has begun;
     `launch` and `finish` raise the error. A set `stop_asked` ends their waits with Stopped. oldest_first: as in the
-    rollouts of training, so that their requests queue on equal terms. first_version: what results call version 0.
-    measured: batches after which an earlier run has evaluated.
+    rollouts of training, so that their requests queue on equal terms.
     """
 
     def __init__(
@@ -47,28 +63,22 @@ class Evaluations:
         run: ActiveRun,
         chat: ChatFormat,
         *,
-        lines: JsonLines,
-        done: list[Evaluation],
+        results: Results,
         waits: Waits,
         stop_asked: asyncio.Event,
         on_failure: Callable[[BaseException], None],
         oldest_first: bool = True,
-        first_version: int = 0,
-        measured: Collection[int] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._evaluator = evaluator
         self._config = config
         self._run = run
         self._chat = chat
-        self._lines = lines
-        self._done = done
+        self._results = results
         self._waits = waits
         self._stop_asked = stop_asked
         self._on_failure = on_failure
         self._oldest_first = oldest_first
-        self._first_version = first_version
-        self._measured = frozenset(measured)
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
         self._version = 0  # of the latest
@@ -79,7 +89,9 @@ class Evaluations:
 
     def due(self, batches: int, *, at_end: bool = False) -> bool:
         """Whether `launch` will start one."""
-        return self._evaluator.trajectories_per_row(batches, at_end=at_end) > 0 and batches not in self._measured
+        if batches in self._results.measured:
+            return False
+        return self._evaluator.trajectories_per_row(batches, at_end=at_end) > 0
 
     async def launch(self, batches: int, *, at_end: bool = False) -> None:
         """Start the evaluation that is due after `batches`, if any, when the one before has ended. at_end: no batch
@@ -158,7 +170,7 @@ class Evaluations:
 
     def _culprit(self) -> Culprit:
         rows = len(self._evaluator.holdout)
-        version = self._version + self._first_version
+        version = self._results.called(self._version)
         detail = f"the evaluation of version {version}, which has finished {self._rows_done} of {rows} rows"
         return Culprit("evaluation", None, None, detail)
 
@@ -176,7 +188,7 @@ class Evaluations:
 
     async def _evaluate(self, version: int, batch: int, group_size: int, concurrency: int) -> None:
         """Measure `version`, which is leased already, and tell the result everywhere."""
-        rows, called = len(self._evaluator.holdout), version + self._first_version
+        rows, called = len(self._evaluator.holdout), self._results.called(version)
         began = self._clock()
         status, reward_mean = "failed", None
         try:
@@ -184,15 +196,15 @@ class Evaluations:
             seconds = self._clock() - began
             holdout = self._evaluator.holdout
             evaluation = summarize(trajectories, version=called, batch=batch, rows=holdout, seconds=seconds)
-            self._lines.write(asdict(evaluation))
-            self._lines.flush()
+            self._results.lines.write(asdict(evaluation))
+            self._results.lines.flush()
             status, reward_mean = "completed", evaluation.reward_mean
         except asyncio.CancelledError:
             status = "stopped"
             raise
         finally:
             self._run.events.log("evaluation", version=called, rows=rows, status=status, reward_mean=reward_mean)
-        self._done.append(evaluation)
+        self._results.done.append(evaluation)
         self._has_result = True
         self._tell_sink(evaluation)
 
@@ -222,7 +234,7 @@ class Evaluations:
                     raise result
                 if isinstance(result, GroupFailed):
                     row = -1 - result.group
-                    called = version + self._first_version
+                    called = self._results.called(version)
                     raise TrajectoryError(f"The evaluation of version {called} failed at row {row}: {result.cause}")
                 self._rows_done += 1
                 trajectories += result.trajectories

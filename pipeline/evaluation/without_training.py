@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pipeline.evaluation.evaluations import Evaluations
+from pipeline.evaluation.evaluations import Evaluations, Results
 from pipeline.evaluation.evaluator import Evaluation, Evaluator
 from pipeline.memory.make_spec import make_evaluation_spec
 from pipeline.processes.learner.learner_history import StartingPoint
@@ -84,12 +84,10 @@ class EvaluationRun:
                 config,
                 run,
                 model.chat,
-                lines=results,
-                done=done,
+                results=Results(lines=results, done=done, first_version=self._version),
                 waits=Waits(events, time.monotonic, lambda: run.standing_still),
                 stop_asked=self._stop_asked,
                 on_failure=lambda error: None,  # `finish` raises it, and nothing else is under way
-                first_version=self._version,
             )
             await self._evaluations.launch(0, at_end=True)
             await self._evaluations.finish(0)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Iterator
 from typing import Any
 
 from pipeline.data.mixed_rows import MixedRows
-from pipeline.evaluation.evaluations import Evaluations
+from pipeline.evaluation.evaluations import Evaluations, Results
 from pipeline.evaluation.evaluator import Evaluation
 from pipeline.journal.log_bookmark import LogBookmark
 from pipeline.journal.log_state import LogState
@@ -350,13 +350,15 @@ class TrainingRun:
                 self._config.engine,
                 run,
                 self._model.chat,
-                lines=self._files.results,
-                done=self.evaluations,
+                results=Results(
+                    lines=self._files.results,
+                    done=self.evaluations,
+                    measured=self._resumption.measured if self._resumption is not None else (),
+                ),
                 waits=loop.waits,
                 stop_asked=self._stop_asked,
                 on_failure=rollouts.interrupt,
                 oldest_first=self._config.oldest_first,
-                measured=self._resumption.measured if self._resumption is not None else (),
             )
         return RunEvaluations(
             evaluations,
