@@ -84,6 +84,7 @@ class Evaluations:
         self._version = 0  # of the latest
         self._has_result = True  # so has the latest
         self._rows_done = 0  # of the latest
+        self._rollouts: Rollouts | None = None  # of the one that runs
         self._wait_seconds = 0.0
         self._counters = SamplingCounters()  # what it samples is none of training's
 
@@ -172,6 +173,9 @@ class Evaluations:
         rows = len(self._evaluator.holdout)
         version = self._results.called(self._version)
         detail = f"the evaluation of version {version}, which has finished {self._rows_done} of {rows} rows"
+        held = self._rollouts.longest_at_one_thing() if self._rollouts is not None else None
+        if held is not None:
+            detail += f"; a trajectory of row {-1 - held.group} is in: {held.words}"
         return Culprit("evaluation", None, None, detail)
 
     def _check(self) -> None:
@@ -211,7 +215,7 @@ class Evaluations:
     async def _roll_out(self, version: int, group_size: int, concurrency: int) -> list[Trajectory]:
         """`group_size` trajectories of each row; when this returns or raises, none of them is left."""
         rows = self._evaluator.holdout
-        rollouts = Rollouts(
+        rollouts = self._rollouts = Rollouts(
             self._config,
             self._run,
             self._chat,
@@ -240,6 +244,7 @@ class Evaluations:
                 trajectories += result.trajectories
             return trajectories
         finally:
+            self._rollouts = None
             await rollouts.stop()
 
     def _tell_sink(self, evaluation: Evaluation) -> None:

@@ -141,6 +141,14 @@ class Rollouts:
         _, group, member = min(holding)
         return self._held(self._groups[group], member)
 
+    def longest_at_one_thing(self) -> Held | None:
+        """The same of the running trajectory that is at something since the earliest; None: none runs."""
+        at = [(loop.doing.since, group, m) for group, one in self._groups.items() for m, loop in one.loops.items()]
+        if not at:
+            return None
+        _, group, member = min(at)
+        return self._held(self._groups[group], member)
+
     def state(self) -> dict[str, Any]:
         """For a report: what each running trajectory is at, and how many wait for their turn."""
         held = [self._held(running, member) for running in self._groups.values() for member in running.loops]

@@ -9,6 +9,7 @@ from pipeline.evaluation.evaluations import Evaluations
 from pipeline.journal.journal_files import Journal
 from pipeline.journal.log_bookmark import LogBookmark
 from pipeline.journal.recorder import Recorder
+from pipeline.journal.run_state import RunState
 from pipeline.processes.active_run import ActiveRun
 from pipeline.training.rollout_saver import RolloutSaver
 
@@ -36,7 +37,7 @@ class RunSaver:
         self._bookmark = bookmark
         self._recipe = json.dumps(recipe)
         self.evaluations: Evaluations | None = None
-        self.saves: int | None = None  # the version that is being saved
+        self.saves: int | None = None  # the version that is being saved, until older ones are removed, too
 
     async def save(self, *, may_fail: bool = False) -> None:
         """Make a checkpoint of the present version, between two batches; if there is one, the journal goes on from it.
@@ -49,15 +50,18 @@ class RunSaver:
         state = self._recorder.state
         if state.training is not None:
             return
+        self.saves = state.version
+        try:
+            await self._save(state, may_fail=may_fail)
+        finally:
+            self.saves = None
+
+    async def _save(self, state: RunState, *, may_fail: bool) -> None:
         version = state.version
         if not self._checkpoints.has(version):
             kept = {"run": state.to_plain(), "journal": self._recorder.next_file(), "recipe": self._recipe}
-            self.saves = version
-            try:
-                await self._checkpoints.save(self._run, version, kept, may_fail=may_fail)
-                await self._rollouts.save()
-            finally:
-                self.saves = None
+            await self._checkpoints.save(self._run, version, kept, may_fail=may_fail)
+            await self._rollouts.save()
         # What no recovery can need goes: replay must reach every version that somebody holds, or is owed.
         needed = [state.oldest_owed, *self._run.slots.leased]
         if self.evaluations is not None and self.evaluations.owed_version is not None:  # one cut off holds none

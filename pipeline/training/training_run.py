@@ -92,7 +92,8 @@ class TrainingRun:
         if self._own_end is not None and self._own_end.done():
             return "its caller, who holds a step; the run has failed, and tells why when the next one is asked for"
         if self._saving or (self._saver is not None and self._saver.saves is not None):
-            return f"the learner, which saves version {self._scheduler.version}"
+            standing = self._active.standing_still if self._active is not None else ""
+            return f"the learner, which saves version {self._scheduler.version}" + (f"; {standing}" if standing else "")
         return self._loop.waits_for if self._loop is not None else ""
 
     def state(self) -> dict[str, Any]:

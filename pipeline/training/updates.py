@@ -89,7 +89,8 @@ class Updates:
             lr=lr,
             gradient_scale=gradient_scale,
         )
-        metrics = merge_chunks([(await future, counts) for future, counts in self._chunks], gradient_scale)
+        # It answers in order, so all of them are done: one that is not would be waited for for ever.
+        metrics = merge_chunks([(future.result(), counts) for future, counts in self._chunks], gradient_scale)
         self._note(published)
         return metrics | _without_bytes(published.metrics)
 
