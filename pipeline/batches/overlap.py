@@ -9,15 +9,16 @@ of tokens, sequences or groups, the deviation of its advantages) are left out of
 Nothing here waits or sends; `training_loop.py` does.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 
-from pipeline.batches.make_batch import TrainingBatch
+from pipeline.batches.batch_rules import BatchRules
+from pipeline.batches.make_batch import TrainingBatch, make_batch
 from pipeline.batches.rows import Rows
-from pipeline.batches.truncation import baseline_reward
-from pipeline.config import ForwardBackwardBatch, Truncation
+from pipeline.batches.truncation import baseline_rewards
+from pipeline.config import ForwardBackwardBatch
 from pipeline.trainer_config import TrainerConfig
 from pipeline.trajectory import Group
 
@@ -69,22 +70,15 @@ def fill_chunks(ready: Sequence[ReadyGroup], thresholds: ForwardBackwardBatch, f
 
 
 class StreamedBatch:
-    """One batch on its way through forward/backward.
+    """One batch on its way through forward/backward: `add` each group as it arrives, then `flush` once.
 
-    make: `make_batch` with `streamed` for some groups of the batch. `add` each group as it arrives, then `flush` once.
+    version: the learner's, before the update. rules: `streamed` ones.
     """
 
-    def __init__(
-        self,
-        thresholds: ForwardBackwardBatch,
-        make: Callable[[Sequence[Group]], TrainingBatch],
-        truncation: Truncation,
-        min_members: int,
-    ) -> None:
+    def __init__(self, thresholds: ForwardBackwardBatch, version: int, rules: BatchRules) -> None:
         self._thresholds = thresholds
-        self._make = make
-        self._truncation = truncation
-        self._min_members = min_members
+        self._version = version
+        self._rules = rules
         self._arrived: list[int] = []
         self._rows: dict[int, Rows] = {}  # of the groups measured against themselves and not in a chunk yet
         self._submitted: set[int] = set()
@@ -92,9 +86,10 @@ class StreamedBatch:
     def add(self, group: Group) -> list[Rows]:
         """`group` has arrived: the chunks that are full now."""
         self._arrived.append(group.group)
-        if self._num_rewards(group) < self._min_members:
+        counted = [one for one in baseline_rewards(group.trajectories, self._rules.truncation) if one is not None]
+        if len(counted) < self._rules.min_members:
             return []
-        self._rows[group.group] = self._make([group]).rows
+        self._rows[group.group] = make_batch([group], self._version, self._rules).rows
         return self._take(self._rows, flush=False)
 
     def flush(self, groups: Sequence[Group]) -> tuple[list[Rows], TrainingBatch]:
@@ -102,7 +97,7 @@ class StreamedBatch:
 
         groups: all of the batch, in its order.
         """
-        batch = self._make(groups)
+        batch = make_batch(groups, self._version, self._rules)
         return self._take(split_by_group(batch.rows), flush=True), batch
 
     def _take(self, rows: dict[int, Rows], flush: bool) -> list[Rows]:
@@ -112,11 +107,6 @@ class StreamedBatch:
         for chunk in chunks:
             self._submitted.update(chunk)
         return [join([rows[group] for group in chunk]) for chunk in chunks]
-
-    def _num_rewards(self, group: Group) -> int:
-        """How many of its rewards count in a baseline."""
-        policy = self._truncation.policy
-        return sum(baseline_reward(policy(one.truncated), one.reward) is not None for one in group.trajectories)
 
 
 def split_by_group(rows: Rows) -> dict[int, Rows]:

@@ -8,14 +8,18 @@ policy (None) and counts as it was scored. Which policy a cause has is the user'
 from collections import Counter
 from collections.abc import Sequence
 
+from pipeline.config import Truncation
 from pipeline.trajectory import Trajectory
 
 
-def baseline_reward(policy: str | None, reward: float) -> float | None:
-    """The reward that enters the baseline and the advantage; None: excluded."""
-    if policy == "zero_reward":
-        return 0.0
-    return None if policy == "drop_and_exclude_from_baseline" else reward
+def baseline_rewards(trajectories: Sequence[Trajectory], truncation: Truncation) -> list[float | None]:
+    """The reward of each that enters the baseline and the advantage; None: excluded."""
+    rewards = []
+    for trajectory in trajectories:
+        policy = truncation.policy(trajectory.truncated)
+        reward = 0.0 if policy == "zero_reward" else trajectory.reward
+        rewards.append(None if policy == "drop_and_exclude_from_baseline" else reward)
+    return rewards
 
 
 def is_dropped(policy: str | None) -> bool:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from pipeline.advantages import all_equal
-from pipeline.batches.truncation import baseline_reward
+from pipeline.batches.truncation import baseline_rewards
 from pipeline.errors import RunError
 from pipeline.journal.recorder import Recorder
 from pipeline.processes.active_run import ActiveRun
@@ -142,8 +142,7 @@ class Intake:
         """No reward differs from the group's own baseline. One with too few rewards for a baseline of its own is
         measured against its batch, so it may well have a gradient; one without any never has.
         """
-        policy = self._config.truncation.policy
-        rewards = [baseline_reward(policy(one.truncated), one.reward) for one in group.trajectories]
+        rewards = baseline_rewards(group.trajectories, self._config.truncation)
         num_usable = sum(reward is not None for reward in rewards)
         return (num_usable == 0 or num_usable >= self._config.completion.min_members) and all_equal(rewards)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.batches.batch_rules import BatchRules
 from pipeline.batches.make_batch import TrainingBatch, make_batch
 from pipeline.batches.overlap import StreamedBatch, overlap_of
 from pipeline.batches.rows import Rows
@@ -95,6 +96,7 @@ class TrainingLoop:
         self._metrics = StepMetrics(run, scheduler, self.intake, self.received, self.waits, counters, self.time_account)
         self._updates = Updates(run, clock)
         self._overlap = overlap_of(config, validates=validate_batch is not None)
+        self._batch_rules = BatchRules.of(config, self._overlap)
         self._batch_waits = BatchWaits(
             self.intake,
             run.slots,
@@ -169,8 +171,7 @@ class TrainingLoop:
         self.intake.admit()
         streamed = None
         if self._overlap is not None:
-            config = self._config
-            streamed = StreamedBatch(self._overlap, self._make, config.truncation, config.completion.min_members)
+            streamed = StreamedBatch(self._overlap, self._scheduler.version, self._batch_rules)
         batch = await self._next_batch(n, streamed)
         selected = started if streamed is not None else self._clock()
         groups = self.received.groups(batch)
@@ -306,19 +307,7 @@ class TrainingLoop:
         return [training.rows], training
 
     def _make(self, groups: Sequence[Group]) -> TrainingBatch:
-        config = self._config
-        return make_batch(
-            groups,
-            version=self._scheduler.version,
-            advantage=config.advantage,
-            normalize=config.loss.normalize,
-            truncation=config.truncation,
-            min_members=config.completion.min_members,
-            mask_older_than=config.max_staleness if config.stale_policy == "mask_span" else None,
-            max_age=config.max_staleness if config.stale_policy == "wait" else None,
-            streamed=self._overlap is not None,
-            train_all=config.trains_without_advantage,
-        )
+        return make_batch(groups, self._scheduler.version, self._batch_rules)
 
     def _record(self, n: int, batch: Batch, training: TrainingBatch, chunks: Sequence[Rows]) -> BatchRecord:
         """All that the batch's update depends on."""

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import time
+from dataclasses import replace
 
 import pytest
 from running import audit, events_of, make_trainer
@@ -213,8 +214,8 @@ def test_very_slow_members_keep_their_place_and_every_wait_is_explained(model, t
 def test_learner_refuses_an_old_token_that_the_supervisor_forgot_to_mask(model, tmp_path, monkeypatch):
     """The last test here: the learner ends with it."""
 
-    def unmasked(groups, *, mask_older_than, **options):
-        return make_batch(groups, mask_older_than=None, **options)
+    def unmasked(groups, version, rules):
+        return make_batch(groups, version, replace(rules, mask_older_than=None))
 
     monkeypatch.setattr("pipeline.training.training_loop.make_batch", unmasked)
 

@@ -8,6 +8,7 @@ from chat_models import CASES, sampled, write_chat_model
 from played_trajectory import Environment, Played, segment
 
 from pipeline.advantages import Batchwise
+from pipeline.batches.batch_rules import BatchRules
 from pipeline.batches.make_batch import make_batch
 from pipeline.chat.model_chat import load_chat
 from pipeline.config import Truncation
@@ -45,13 +46,8 @@ def micro_batch_of(*trajectories):
     """The learner's one micro-batch of them, with all tokens trained."""
     for index, trajectory in enumerate(trajectories):
         trajectory.member, trajectory.reward = index, float(index)
-    batch = make_batch(
-        [Group(0, 0, 0, list(trajectories))],
-        version=5,
-        advantage=Batchwise(),
-        normalize="sum",
-        truncation=Truncation(),
-    )
+    rules = BatchRules(advantage=Batchwise(), normalize="sum", truncation=Truncation())
+    batch = make_batch([Group(0, 0, 0, list(trajectories))], 5, rules)
     (made,) = micro_batches(TrainingRows(**dict(zip(ARRAYS, batch.rows.payload(), strict=True))), 10_000)
     return batch.rows, made
 

@@ -10,6 +10,7 @@ from played_rollouts import Played as PlayedRollouts
 from played_trajectory import PROMPT, STOP, Environment, Played, go_on
 
 from pipeline.advantages import GroupCentered
+from pipeline.batches.batch_rules import BatchRules
 from pipeline.batches.make_batch import make_batch
 from pipeline.config import Truncation
 from pipeline.processes.sampler.sampler_client import SegmentResult
@@ -118,11 +119,6 @@ def test_it_is_counted_in_the_metrics_of_its_batch():
     assert [trajectory.truncated for trajectory in group.trajectories] == ["context", None]
     assert group.trajectories[0].num_turns < 10
     assert all(max_tokens > 0 for requests in played.sampler.requests.values() for _, _, max_tokens, _ in requests)
-    batch = make_batch(
-        [group],
-        version=0,
-        advantage=GroupCentered(),
-        normalize="token",
-        truncation=Truncation(),
-    )
+    rules = BatchRules(advantage=GroupCentered(), normalize="token", truncation=Truncation())
+    batch = make_batch([group], 0, rules)
     assert batch.metrics["truncated/context"] == 0.5

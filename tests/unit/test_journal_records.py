@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.advantages import GroupCentered
+from pipeline.batches.batch_rules import BatchRules
 from pipeline.batches.make_batch import make_batch
 from pipeline.batches.overlap import StreamedBatch
 from pipeline.batches.rows import Rows
@@ -135,9 +136,8 @@ def test_rows_come_back_bit_for_bit_in_one_pass(seed):
     rng = random.Random(seed)
     batch = [random_group(rng, group, trainable=True) for group in range(rng.randint(1, 4))]
     normalize = rng.choice(["token", "sequence", "prompt"])
-    made = make_batch(
-        batch, version=10, advantage=GroupCentered(), normalize=normalize, truncation=Truncation(), train_all=True
-    )
+    rules = BatchRules(advantage=GroupCentered(), normalize=normalize, truncation=Truncation(), train_all=True)
+    made = make_batch(batch, 10, rules)
     chunk = unpack_record(pack_record(replace(BATCH, chunks=(chunk_of(made.rows),)))).chunks[0]
     by_name = {(t.group, t.member): t for one in batch for t in one.trajectories}
     assert same_rows(rows_of(chunk, by_name), made.rows)
@@ -150,13 +150,8 @@ def test_rows_of_overlap_come_back_in_the_order_of_their_chunks():
         return Trajectory(group, number, 0, first + second, reward)
 
     batch = [Group(g, 0, 0, [member(g, 0, 1.0), member(g, 1, 0.1 * g)]) for g in range(3)]
-
-    def make(some):
-        return make_batch(
-            some, version=0, advantage=GroupCentered(), normalize="token", truncation=Truncation(), streamed=True
-        )
-
-    streamed = StreamedBatch(ForwardBackwardBatch(min_sequences=5, min_tokens=None), make, Truncation(), 2)
+    rules = BatchRules(advantage=GroupCentered(), normalize="token", truncation=Truncation(), streamed=True)
+    streamed = StreamedBatch(ForwardBackwardBatch(min_sequences=5, min_tokens=None), 0, rules)
     sent = [chunk for group in (2, 0, 1) for chunk in streamed.add(batch[group])]
     sent += streamed.flush(batch)[0]
     by_name = {(t.group, t.member): t for one in batch for t in one.trajectories}

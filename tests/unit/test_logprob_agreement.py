@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import pipeline as rl
+from pipeline.batches.batch_rules import BatchRules
 from pipeline.batches.make_batch import make_batch
 from pipeline.tasks import guess
 from pipeline.trajectory import Group, Span, Trajectory
@@ -81,8 +82,8 @@ def test_training_at_temperature_0_is_refused_and_full_sampling_is_not_warned_of
 
 def rows_of(trajectory: Trajectory) -> TrainingRows:
     other = Trajectory(0, 1, 0, list(trajectory.spans), reward=0.0)
-    fields = {"advantage": rl.GroupCentered(), "normalize": "sum", "truncation": rl.Truncation()}
-    rows = make_batch([Group(0, 0, 0, [trajectory, other])], version=0, **fields).rows
+    rules = BatchRules(advantage=rl.GroupCentered(), normalize="sum", truncation=rl.Truncation())
+    rows = make_batch([Group(0, 0, 0, [trajectory, other])], 0, rules).rows
     names = ("lengths", "tokens", "weights", "scales", "behaviour_logprobs", "versions")
     return TrainingRows(**dict(zip(names, rows.payload(), strict=True)))
 

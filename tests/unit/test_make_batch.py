@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from pipeline.advantages import Batchwise, GroupCentered
+from pipeline.batches.batch_rules import BatchRules
 from pipeline.batches.make_batch import TrainingBatch, make_batch
 from pipeline.config import Truncation
 from pipeline.errors import RunError
@@ -25,9 +26,9 @@ def group_of(*trajectories: Trajectory) -> Group:
     return Group(trajectories[0].group, 0, 0, list(trajectories))
 
 
-def batch_of(*groups: Group, **changes) -> TrainingBatch:
-    options = {"version": 0, "advantage": GroupCentered(), "normalize": "sum", "truncation": Truncation()}
-    return make_batch(groups, **(options | changes))
+def batch_of(*groups: Group, version: int = 0, **changes) -> TrainingBatch:
+    options = {"advantage": GroupCentered(), "normalize": "sum", "truncation": Truncation()}
+    return make_batch(groups, version, BatchRules(**(options | changes)))
 
 
 def test_each_entry_belongs_to_the_prediction_of_the_next_token():

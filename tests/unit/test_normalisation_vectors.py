@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from pipeline.advantages import Batchwise, GroupCentered
+from pipeline.batches.batch_rules import BatchRules
 from pipeline.batches.make_batch import TrainingBatch, make_batch
 from pipeline.batches.rows import Rows
 from pipeline.config import Truncation
@@ -34,9 +35,7 @@ def make_groups(groups: list) -> list[Group]:
 
 def batch_of(case: dict, streamed: bool) -> TrainingBatch:
     options = dict(case["estimator"])
-    return make_batch(
-        make_groups(case["groups"]),
-        version=case["current_step"],
+    rules = BatchRules(
         advantage=ESTIMATORS[options.pop("type")](**options),
         normalize=case["normalize"],
         truncation=Truncation(**case["truncation"]),
@@ -44,6 +43,7 @@ def batch_of(case: dict, streamed: bool) -> TrainingBatch:
         mask_older_than=case["mask_older_than"],
         streamed=streamed,
     )
+    return make_batch(make_groups(case["groups"]), case["current_step"], rules)
 
 
 def check_rows(rows: Rows, expected: list) -> None:

@@ -17,6 +17,7 @@ from test_model import LLAMA
 from test_packing import make_rows
 
 from pipeline.advantages import Batchwise, GroupCentered
+from pipeline.batches.batch_rules import BatchRules
 from pipeline.batches.make_batch import make_batch
 from pipeline.batches.rows import Rows
 from pipeline.config import Truncation
@@ -160,14 +161,8 @@ def test_gradient_is_that_of_the_definition_for_every_split(normalize, loss, adv
     token_loss, options = LOSSES[loss]
     groups = make_groups(seed=2)
     trainees = [make_trainee(micro_batch_tokens=tokens, **options) for tokens in (1000, 20, 1)]
-    batch = make_batch(
-        groups,
-        version=0,
-        advantage=advantage,
-        normalize=normalize,
-        truncation=TRUNCATION,
-        train_all=loss != "cispo",
-    )
+    rules = BatchRules(advantage=advantage, normalize=normalize, truncation=TRUNCATION, train_all=loss != "cispo")
+    batch = make_batch(groups, 0, rules)
     expected = reference_gradient(
         trainees[0], groups, advantages_of(groups, advantage, min_members=2), normalize, token_loss
     )
@@ -189,16 +184,17 @@ def test_groups_trained_one_after_another_make_the_gradient_of_the_whole_batch(n
     """
     _, options = LOSSES[loss]
     groups = make_groups(seed=3)
-    fields = {"version": 0, "normalize": normalize, "truncation": TRUNCATION, "min_members": 1}
-    fields |= {"advantage": GroupCentered(), "train_all": loss != "cispo"}
+    fields = {"normalize": normalize, "truncation": TRUNCATION, "min_members": 1}
+    rules = BatchRules(advantage=GroupCentered(), train_all=loss != "cispo", **fields)
+    streamed = replace(rules, streamed=True)
     whole, chunked = (make_trainee(**options, dtype=torch.float64) for _ in range(2))
     for trainee in (whole, chunked):
         trainee.round_weights()
-    whole.forward_backward(training_rows(make_batch(groups, **fields).rows), 0, zero_gradients=True)
+    whole.forward_backward(training_rows(make_batch(groups, 0, rules).rows), 0, zero_gradients=True)
     for index, group in enumerate(groups):
-        rows = training_rows(make_batch([group], streamed=True, **fields).rows)
+        rows = training_rows(make_batch([group], 0, streamed).rows)
         chunked.forward_backward(rows, 0, zero_gradients=index == 0)
-    scale = make_batch(groups, streamed=True, **fields).gradient_scale
+    scale = make_batch(groups, 0, streamed).gradient_scale
     assert relative_distance(chunked.flat_grad * scale, whole.flat_grad) < 3e-7  # of float32 rows and sums
 
 
@@ -213,8 +209,8 @@ def test_micro_batches_are_averaged_over_all_tokens_and_not_each_by_its_own(loss
     for g, length in enumerate(lengths):
         spans = [Span("prompt", [1]), Span("generated", [2] * length, 0, 0, [-1.0] * length)]
         groups[g].trajectories.append(Trajectory(g, 0, g, spans, reward=float(g % 2)))
-    fields = {"version": 0, "advantage": Batchwise(), "normalize": loss, "truncation": Truncation()}
-    rows = training_rows(make_batch(groups, train_all=True, **fields).rows)
+    rules = BatchRules(advantage=Batchwise(), normalize=loss, truncation=Truncation(), train_all=True)
+    rows = training_rows(make_batch(groups, 0, rules).rows)
     values = np.zeros(len(rows.tokens))
     values[rows.scales != 0] = np.concatenate(case["per_token_loss"])
     expected = case["token_mean" if loss == "token" else "row_mean"]

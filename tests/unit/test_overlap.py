@@ -1,9 +1,12 @@
 """Which groups form a chunk, and that chunks times their common factor are the batch."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from pipeline.advantages import Batchwise, GroupCentered
+from pipeline.batches.batch_rules import BatchRules
 from pipeline.batches.make_batch import make_batch
 from pipeline.batches.overlap import ReadyGroup, StreamedBatch, fill_chunks, join, overlap_of, split_by_group
 from pipeline.config import Adam, ForwardBackwardBatch, GroupCompletion, KVCache, Truncation
@@ -41,23 +44,17 @@ def make_group(index, rewards, causes=None):
 
 def streamed(groups, thresholds, order, normalize="token", standardize=False, min_members=2):
     """(chunks after each arrival, chunks of the flush, the batch, the same batch in one piece)."""
-    truncation = Truncation(train="drop_and_exclude_from_baseline")
-
-    def make(some, streamed=True):
-        return make_batch(
-            some,
-            version=0,
-            advantage=GroupCentered(standardize=standardize),
-            normalize=normalize,
-            truncation=truncation,
-            min_members=min_members,
-            streamed=streamed,
-        )
-
-    batch = StreamedBatch(thresholds, make, truncation, min_members)
+    rules = BatchRules(
+        advantage=GroupCentered(standardize=standardize),
+        normalize=normalize,
+        truncation=Truncation(train="drop_and_exclude_from_baseline"),
+        min_members=min_members,
+        streamed=True,
+    )
+    batch = StreamedBatch(thresholds, 0, rules)
     chunks = [batch.add(groups[index]) for index in order]
     rest, training = batch.flush(groups)
-    return chunks, rest, training, make(groups, streamed=False)
+    return chunks, rest, training, make_batch(groups, 0, replace(rules, streamed=False))
 
 
 def test_a_chunk_holds_whole_groups_until_a_threshold_is_reached():

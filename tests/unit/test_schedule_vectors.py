@@ -9,6 +9,7 @@ import heapq
 import pytest
 
 from pipeline.advantages import Batchwise, GroupCentered
+from pipeline.batches.batch_rules import BatchRules
 from pipeline.batches.make_batch import make_batch
 from pipeline.config import Truncation
 from pipeline.schedule import Batch, Scheduler, ScheduleRules
@@ -110,15 +111,15 @@ class Replay:
         wait, mask = (self.params["stale_policy"] == policy for policy in ("wait", "mask_span"))
         staleness = self.params["max_staleness"]
         parts = batch.members or [range(self.params["group_size"])] * len(batch.groups)
-        return make_batch(
-            [self.group_result(group, members) for group, members in zip(batch.groups, parts, strict=True)],
-            version=version,
+        rules = BatchRules(
             advantage=ESTIMATORS[self.params["advantage"]],
             normalize="token",
             truncation=Truncation(),
             mask_older_than=staleness if mask else None,
             max_age=staleness if wait else None,
         )
+        groups = [self.group_result(group, members) for group, members in zip(batch.groups, parts, strict=True)]
+        return make_batch(groups, version, rules)
 
     def group_result(self, group: int, members) -> Group:
         """The named members, each with one generated token per segment, under the version of the segment's start."""

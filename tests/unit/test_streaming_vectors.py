@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pipeline.advantages import GroupCentered
-from pipeline.batches.make_batch import make_batch
+from pipeline.batches.batch_rules import BatchRules
 from pipeline.batches.overlap import StreamedBatch
 from pipeline.config import ForwardBackwardBatch, Truncation
 from pipeline.trajectory import Group, Span, Trajectory
@@ -25,21 +25,15 @@ def make_group(index: int, members: list) -> Group:
 @pytest.mark.parametrize("vector", vectors.load("streaming"))
 def test_chunks_match_vector(vector):
     params, expected = vector["params"], vector["expected"]
-    truncation, min_members = Truncation(train=params["truncation"]), params["min_members"]
-
-    def make(groups):
-        return make_batch(
-            groups,
-            version=0,
-            advantage=GroupCentered(standardize=params["standardize"]),
-            normalize=params["normalize"],
-            truncation=truncation,
-            min_members=min_members,
-            streamed=True,
-        )
-
+    rules = BatchRules(
+        advantage=GroupCentered(standardize=params["standardize"]),
+        normalize=params["normalize"],
+        truncation=Truncation(train=params["truncation"]),
+        min_members=params["min_members"],
+        streamed=True,
+    )
     thresholds = ForwardBackwardBatch(min_sequences=params["min_sequences"], min_tokens=params["min_tokens"])
-    streamed = StreamedBatch(thresholds, make, truncation, min_members)
+    streamed = StreamedBatch(thresholds, 0, rules)
     groups = [make_group(index, group["members"]) for index, group in enumerate(vector["groups"])]
     order = sorted(range(len(groups)), key=lambda group: (vector["groups"][group]["ready"], group))
     assert order == expected["ready_order"]
