@@ -10,7 +10,7 @@ import asyncio
 import errno
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -90,6 +90,11 @@ class Checkpoints:
     def due(self, version: int) -> bool:
         """Whether `version`, which the learner has now, is to be saved while the run goes on."""
         return self._tried is None or version >= self._tried + self.config.weights_every
+
+    def damaged(self, paths: Collection[Path], instead: Path | None) -> None:
+        """These checkpoints are not what was saved, and the run goes on from `instead`, if from any."""
+        if self.latest in paths:
+            self.latest = instead
 
     def has(self, version: int) -> bool:
         """Whether it has a complete checkpoint: then none is made again, for the journal tells what came after."""

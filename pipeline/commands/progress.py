@@ -2,12 +2,12 @@
 
 import asyncio
 import contextlib
+import os
 import shlex
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from os import PathLike
-from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
@@ -16,6 +16,7 @@ from rich.text import Text
 from pipeline.checkpoints.saved import goes_on_from_start
 from pipeline.evaluation.evaluator import Evaluation
 from pipeline.run_dir.run_files import CHECKPOINTS, CONFIG, EVALUATIONS, EVENTS, JOURNAL, LOGS, METRICS, TRAJECTORIES
+from shm.errors import HeadwayError
 
 WAIT_SECONDS = 10.0  # without a plain line, after which one tells whom the trainer waits for
 PLAIN_SECONDS = 2.0  # least time between two plain lines; the first and the last step always have one
@@ -121,49 +122,64 @@ class Progress:
     ) -> None:
         """Print the summary. status: completed, stopped or failed; run_dir: None if it was never made; evaluation: the
         latest, None if there was none; checkpoint: where the weights were saved, None if they were not; left_unsaved:
-        there were later ones, which went with the learner.
+        there were later ones, which went with the learner. Raises OSError when nobody reads them any more or
+        a disk is full, unless status is failed.
         """
-        self.end()
-        if status == "failed" and run_dir is None:
-            return  # refused before anything began: the error says it all
+        try:
+            self.end()
+            if status == "failed" and run_dir is None:
+                return  # refused before anything began: the error says it all
+            for line in self._summary(status, run_dir, evaluation, checkpoint, left_unsaved):
+                self._print(line)
+        except OSError:
+            if status != "failed":  # else an error is on its way, which none may hide
+                raise
+
+    def _summary(
+        self,
+        status: str,
+        run_dir: str | PathLike[str] | None,
+        evaluation: Evaluation | None,
+        checkpoint: str | PathLike[str] | None,
+        left_unsaved: bool,
+    ) -> Iterator[str]:
         seconds = self._clock() - self._began
         done = len(self._rewards)
         since = f", {done} of them since the resume," if self._steps_before else ""
-        self._print(f"{status} after {self._done} of {self._steps} steps{since} in {seconds:.1f} s")
+        yield f"{status} after {self._done} of {self._steps} steps{since} in {seconds:.1f} s"
         if done:
             first, last = self._rewards[:10], self._rewards[-20:]
-            self._print(
+            yield (
                 f"reward: {_mean(first):.3f} over the first {len(first)} steps, {_mean(last):.3f} over the last "
                 f"{len(last)}; {_speed(done / max(seconds, 1e-9))}"
             )
         if self._without_gradient:
-            self._print(
+            yield (
                 f"no gradient: {self._without_gradient} of {done} batches left the weights as they were "
                 "(equal rewards in each group)"
             )
         if evaluation is not None:
-            self._print(
+            yield (
                 f"evaluation: reward {evaluation.reward_mean:.3f} of {evaluation.trajectories} trajectories on "
                 f"{evaluation.rows} held-out rows, at version {evaluation.version}"
             )
         if self._sampling_seconds > 0:
             running = self._running_seconds / self._sampling_seconds
-            self._print(f"concurrency: {running:.1f} trajectories on average, of {self._concurrency} asked for")
+            yield f"concurrency: {running:.1f} trajectories on average, of {self._concurrency} asked for"
         if checkpoint is not None:
-            self._print(f"checkpoint: {checkpoint}")
+            yield f"checkpoint: {checkpoint}"
         if left_unsaved:
-            self._print(
+            yield (
                 "the learner was gone when the run was to end, and was not waited for: what it had trained since its "
                 "last checkpoint is in the journal, and is trained again when the run is resumed"
             )
-        goes_on = checkpoint is not None or (run_dir is not None and goes_on_from_start(run_dir))
-        if status != "completed" and goes_on:
-            self._print(f"to go on: python run.py --resume {shlex.quote(str(run_dir))}")
-        if run_dir is not None and Path(run_dir).is_dir():
-            self._print(f"files: {run_dir}")
+        if status != "completed" and (checkpoint is not None or _goes_on_from_start(run_dir)):
+            yield f"to go on: python run.py --resume {shlex.quote(str(run_dir))}"
+        if run_dir is not None and os.path.isdir(run_dir):
+            yield f"files: {run_dir}"
             for name, purpose in FILES.items():
-                if (Path(run_dir) / name).exists():
-                    self._print(f"  {name:<14} {purpose}")
+                if os.path.exists(os.path.join(run_dir, name)):
+                    yield f"  {name:<14} {purpose}"
 
     def end(self) -> None:
         """No live line from here on."""
@@ -191,6 +207,14 @@ class Progress:
     def _print(self, text: str) -> None:
         # Neither wrapped nor read as markup: a line is a line, also in a file.
         self._console.print(Text(text), soft_wrap=True)
+
+
+def _goes_on_from_start(run_dir: str | PathLike[str] | None) -> bool:
+    """And whether anybody can see that: what can't be read is told when the run is resumed."""
+    try:
+        return run_dir is not None and goes_on_from_start(run_dir)
+    except (HeadwayError, OSError):
+        return False
 
 
 def step_line(mode: str, n: int, steps: int, speed: float, metrics: Mapping[str, float]) -> str:

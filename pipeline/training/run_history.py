@@ -1,6 +1,6 @@
 """What a learner that starts in the middle of a run begins with: a checkpoint, and the journal's updates since."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from pipeline.checkpoints.marker import Incomplete
@@ -16,10 +16,17 @@ from workers.errors import CheckpointError
 
 
 class RunHistory:
-    """Of the run in `run_dir` (`LearnerHistory`)."""
+    """Of the run in `run_dir` (`LearnerHistory`). on_damage(checkpoints, instead) is told which are damaged, and which
+    one the run goes on from, if from any; from the thread of `base`.
+    """
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        on_damage: Callable[[Collection[Path], Path | None], None] = lambda checkpoints, instead: None,
+    ) -> None:
         self._run_dir = run_dir
+        self._on_damage = on_damage
 
     def base(self, oldest: int, is_cancelled: Callable[[], bool] = lambda: False) -> tuple[int, Path | None]:
         """The newest checkpoint at version `oldest` or before that holds what was saved; (0, None): the model's own
@@ -38,8 +45,10 @@ class RunHistory:
             except Incomplete as error:
                 damaged[saved.path] = error
             else:
+                self._on_damage(damaged, saved.path)
                 self._pass_over(damaged, f"version {saved.version}")
                 return saved.version, saved.path
+        self._on_damage(damaged, None)
         if damaged and not self._has_journal(FIRST_JOURNAL_FILE):
             path, error = next(iter(damaged.items()))
             raise CheckpointError(

@@ -297,7 +297,7 @@ class TrainingRun:
             log_dir=self._files.log_dir,
             max_requests=self._config.engine.schedule.sample_requests,
             start=StartingPoint(
-                history=RunHistory(self._files.directory),
+                history=RunHistory(self._files.directory, self._files.checkpoints.damaged),
                 version=self._scheduler.version,
                 republish=self._versions_needed(),
             ),

@@ -111,7 +111,9 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_one_warning(model, tmp_
     with pytest.raises(
         CheckpointError, match="damaged: its optimizer.safetensors is not .* there is no older one from"
     ):
-        resumed(make_trainer(model, run_dir, **options), run_dir, 8)
+        refused = make_trainer(model, run_dir, **options)
+        resumed(refused, run_dir, 8)
+    assert refused.checkpoint is None  # the closing lines name none to go on from
 
 
 def test_a_run_goes_on_only_as_it_began(model, tmp_path):

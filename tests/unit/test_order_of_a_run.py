@@ -52,7 +52,7 @@ class Play:
             engine=SimpleNamespace(model=model, env=None), config=config, rules=None, rows=[], recipe={}, spec=None
         )
         plan.evaluator = plan.validate_batch = None
-        due = SimpleNamespace(due=lambda version: version % every == 0)
+        due = SimpleNamespace(due=lambda version: version % every == 0, damaged=None)
         files = dict.fromkeys(("directory", "log_dir", "events", "metrics", "results", "trajectories", "journal"))
         files |= {"lock": SimpleNamespace(tell=lambda **live: self.check("lock")), "checkpoints": due, "directory": "."}
         self.run = TrainingRun(plan, SimpleNamespace(**files), None)

@@ -1,5 +1,6 @@
 """One live line on a terminal, plain lines elsewhere, and a summary that names the files."""
 
+import errno
 import io
 
 import pytest
@@ -139,6 +140,29 @@ def test_summary_tells_of_what_the_last_checkpoint_lacks(tmp_path, left_unsaved)
     lines = output.getvalue().splitlines()
     assert lines[2 + left_unsaved].startswith("to go on: ")
     assert ("is trained again when the run is resumed" in lines[2]) == left_unsaved
+
+
+@pytest.mark.parametrize("lost", ["config.json", "checkpoints"])
+def test_what_cannot_be_read_of_the_run_hides_no_error_of_its_own(tmp_path, lost):
+    for name in {"config.json", "checkpoints"} - {lost}:
+        (tmp_path / name).touch()
+    (tmp_path / lost).symlink_to(lost)  # nobody comes to its end
+    progress, output, _ = make()
+    progress.close("failed", tmp_path)
+    assert output.getvalue().splitlines()[:2] == ["failed after 0 of 3 steps in 0.0 s", f"files: {tmp_path}"]
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), OSError(errno.ENOSPC, "No space left on device")])
+def test_lines_that_nobody_gets_hide_no_error_of_the_run(tmp_path, error):
+    progress, _, _ = make()
+
+    def refuse(text, **options):
+        raise error
+
+    progress._console.print = refuse
+    progress.close("failed", tmp_path)
+    with pytest.raises(type(error)):  # a run that has ended well says that its output was lost
+        progress.close("completed", tmp_path)
 
 
 def test_summary_names_the_checkpoint(tmp_path):

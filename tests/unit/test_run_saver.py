@@ -64,9 +64,17 @@ class Play:
     def saved(self):
         return [one.version for one in find_checkpoints(self.run_dir)[0]]
 
+    def history(self):
+        return RunHistory(self.run_dir, self.saver._checkpoints.damaged)
+
+    def latest(self):
+        """The newest checkpoint, as the run's end tells."""
+        latest = self.saver._checkpoints.latest
+        return latest and latest.name
+
     def can_reach(self, version):
         """Whether replay comes from a base to `version`."""
-        history = RunHistory(self.run_dir)
+        history = self.history()
         base, _ = history.base(version)
         return len(list(history.updates(base, version))) == version - base
 
@@ -119,22 +127,24 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_journal_leads_on_from_an_olde
     assert play.saved() == [4, 3]
     flip(tmp_path, 4, name)
     with pytest.warns(RunWarning) as caught:
-        assert RunHistory(tmp_path).base(4) == (3, tmp_path / "checkpoints" / "version-3")
+        assert play.history().base(4) == (3, tmp_path / "checkpoints" / "version-3")
     (told,) = [str(warning.message) for warning in caught]
     assert f"version-4 is damaged: its {name} is not what was saved. The learner goes on from version 3 and the" in told
     assert "damaged-version-4" in told and (tmp_path / "checkpoints" / "damaged-version-4").is_dir()
     assert play.saved() == [3] and play.can_reach(4)
+    assert play.latest() == "version-3"
     play.save()  # it is not taken for saved any more
     assert play.saved() == [4, 3]
     flip(tmp_path, 4)  # once more
     with pytest.warns(RunWarning, match="damaged-version-4"):
-        assert RunHistory(tmp_path).base(9)[0] == 3
+        assert play.history().base(9)[0] == 3
 
 
 def test_damage_in_what_is_not_loaded_is_not_looked_for(tmp_path):
     play = with_four_updates(tmp_path)
     flip(tmp_path, 4)
-    assert RunHistory(tmp_path).base(3)[0] == 3 and play.saved() == [4, 3]
+    assert play.history().base(3)[0] == 3 and play.saved() == [4, 3]
+    assert play.latest() == "version-4"
 
 
 def test_a_damaged_checkpoint_without_a_journal_before_it_is_told_and_stays(tmp_path):
@@ -143,8 +153,8 @@ def test_a_damaged_checkpoint_without_a_journal_before_it_is_told_and_stays(tmp_
     flip(tmp_path, 4)
     for _ in range(2):
         with pytest.raises(CheckpointError, match=r"version-4 is damaged: its model\.safetensors is not .* good copy"):
-            RunHistory(tmp_path).base(4)
-    assert play.saved() == [4]
+            play.history().base(4)
+    assert play.saved() == [4] and play.latest() is None
 
 
 def test_one_kept_for_its_weights_alone_does_not_stand_in_for_a_damaged_one(tmp_path):
@@ -157,7 +167,8 @@ def test_one_kept_for_its_weights_alone_does_not_stand_in_for_a_damaged_one(tmp_
     assert play.saved() == [4, 1]
     flip(tmp_path, 4)
     with pytest.raises(CheckpointError, match="there is no older one from which the journal leads on"):
-        RunHistory(tmp_path).base(4)
+        play.history().base(4)
+    assert play.latest() is None  # though version 1 is whole: no run goes on from it
 
 
 def test_with_the_whole_journal_the_first_weights_stand_in_for_a_damaged_one(tmp_path):
@@ -168,8 +179,8 @@ def test_with_the_whole_journal_the_first_weights_stand_in_for_a_damaged_one(tmp
     flip(tmp_path, 0)
     flip(tmp_path, 1)
     with pytest.warns(RunWarning, match="goes on from the model that the run began with and the journal"):
-        assert RunHistory(tmp_path).base(1) == (0, None)
-    assert play.saved() == [] and play.can_reach(1)
+        assert play.history().base(1) == (0, None)
+    assert play.saved() == [] and play.can_reach(1) and play.latest() is None
 
 
 def test_state_and_journal_of_a_checkpoint_are_of_one_instant(tmp_path):
