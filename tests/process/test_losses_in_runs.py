@@ -99,7 +99,8 @@ def test_bfloat16_samplers_and_learner_compute_with_the_same_weights(model, tmp_
     updated = [step.metrics for step in steps if step.metrics["train/updated"]]
     published = [event["bytes"] for event in events_of(tmp_path / "run", "published")]
     assert updated and published == [2 * num_elements] * len(published)
-    assert 1e-4 < max(metrics["mismatch/max_abs_logprob"] for metrics in updated) < 0.1
+    # Above 1e-4 on most CPUs; those with bfloat16 arithmetic of their own round both sides alike, to 5e-7.
+    assert max(metrics["mismatch/max_abs_logprob"] for metrics in updated) < 0.1
 
 
 def test_users_loss_that_is_none_ends_the_run_with_its_reason(model, tmp_path):
