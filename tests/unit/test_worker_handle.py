@@ -12,7 +12,7 @@ from shm.errors import HeadwayError
 class Ended:
     """A process whose sentinel has fired; what it said last can't be had."""
 
-    pid, alive, log_path = 1, False, ""
+    pid, alive, log_path, ended_by_signal = 1, False, "", False
 
     def __init__(self):
         self.sentinel, self._other_end = os.pipe()
@@ -23,6 +23,9 @@ class Ended:
 
     def wait(self, seconds):
         return True
+
+    def describe_end(self):
+        return "ended with status 3"
 
     def last_words(self):
         raise HeadwayError("no words")
@@ -39,6 +42,25 @@ class Link:
         pass
 
     drain = detach = close = lambda self: None
+
+
+def test_an_end_whose_sentinel_the_loop_has_lost_is_told_when_somebody_looks(tmp_path):
+    deaths = []
+
+    async def run():
+        handle._process, handle._link = Ended(), Link()
+        handle._process.last_words = str
+        handle.attach()
+        handle.on_death = deaths.append
+        asyncio.get_running_loop().remove_reader(handle._process.sentinel)
+        await asyncio.sleep(0.05)
+        assert deaths == []
+        handle.notice_end()
+        handle.notice_end()
+
+    handle = WorkerHandle("sampler", 0, "workers.sampler", 1)
+    asyncio.run(run())
+    assert [str(death) for death in deaths] == ["The sampler 0 (pid 1) ended with status 3."] and not handle.started
 
 
 @pytest.mark.parametrize("is_awaited", [True, False])

@@ -20,13 +20,19 @@ class Handle:
         self.started = self.ready = True
         self.is_starting = False
         self.killed_for = []
+        self.num_looks = 0
 
     def kill(self, why):
         self.killed_for.append(why)
 
+    def notice_end(self):
+        self.num_looks += 1
+
 
 class Machine:
     """Three processes, the watch over them, and a clock."""
+
+    failure = None
 
     def __init__(self, monkeypatch, timeout=10.0):
         shape = LedgerShape(num_slots=0, num_reservations=0, num_workers=3)
@@ -94,6 +100,25 @@ def test_a_stopped_worker_is_told_of_within_seconds_once_and_killed_after_the_ti
         "has been stopped for 10 s (SIGSTOP, or a debugger), and worker_timeout is 10 s"
     ]
     assert all(not machine.by_name[name].killed_for for name in ("learner", "environment-0"))
+
+
+def test_a_place_that_stays_empty_is_told_of_once_and_of_a_run_that_has_failed_no_more(machine):
+    sampler = machine.by_name["sampler-0"]
+    machine.pass_time(3)
+    sampler.started = False
+    machine.pass_time(2)
+    assert machine.told == [] and machine.watch.standing_still == ""
+    machine.pass_time(60)
+    assert machine.told == ["The sampler 0 has ended, and has had no successor for 3 s."]
+    assert machine.watch.standing_still == "the sampler 0 has ended, and has had no successor for 62 s"
+    sampler.started, sampler.incarnation = True, 1
+    machine.introduce(sampler)
+    machine.pass_time(5)
+    assert machine.watch.standing_still == "" and len(machine.told) == 1
+    assert sampler.num_looks == 70, "also for an end that nobody has noticed"
+    sampler.started, machine.failure = False, RuntimeError()
+    machine.pass_time(60)
+    assert machine.watch.standing_still == "" and len(machine.told) == 1
 
 
 def test_how_long_a_process_has_been_stopped_is_told_of_nobody_who_is_only_silent_or_gone(machine):
@@ -173,7 +198,7 @@ def test_a_successor_and_a_process_that_starts_begin_anew(machine):
     machine.pass_time(8)
     handle = machine.by_name["sampler-0"]
     handle.started = False
-    machine.pass_time(3)
+    machine.pass_time(2)
     assert machine.watch.standing_still == ""
     handle.pid, handle.incarnation, handle.started, handle.is_starting, handle.ready = 201, 1, True, True, False
     for ticks in range(20):  # its heartbeat is the one before's still; it imports

@@ -195,6 +195,13 @@ class WorkerHandle:
     def wait(self, timeout_seconds: float) -> bool:
         return self._process is None or self._process.wait(timeout_seconds)
 
+    def notice_end(self) -> None:
+        """In a run: tell of it now, if the loop has not (a fork of users' code shares what the loop waits with, and can
+        take a sentinel out of it).
+        """
+        if self._watched_by is not None and self._process is not None and not self._process.alive:
+            self._ended()
+
     def discard_if_dead(self) -> None:
         """A process that ended while nobody watched makes room for a new one."""
         if self._process is not None and not self._process.alive:

@@ -1,7 +1,8 @@
 """Who of a run's processes stands still: told within seconds, killed only after `worker_timeout`.
 
 A busy machine is no reason to kill. So a process that is stopped, spins or is silent is named first, in a warning and
-in what the run says it waits for; when it gets on again, that is all. What it is killed for is told with its death.
+in what the run says it waits for; when it gets on again, that is all. What it is killed for is told with its death. An
+end that the loop was not told of is noticed here as well, and a place that stays empty is named.
 Environment processes are watched, too, but users' code that holds one's loop is `environment_timeout`'s affair.
 """
 
@@ -9,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from pipeline.processes.worker.run_workers import RunWorkers, process_name
-from pipeline.processes.worker.stillness import NAMED_SECONDS, Phase, Sight, Stillness
+from pipeline.processes.worker.stillness import MOST_SECONDS, NAMED_SECONDS, Phase, Sight, Stillness
 from pipeline.processes.worker.worker_handle import WorkerHandle
 from pipeline.user_warnings import warn_of_run
 from shm.errors import LedgerError
@@ -38,6 +39,7 @@ class WorkerWatch:
         self._tell = tell
         self._clock = clock
         self._looked = clock()
+        self._workers = workers
         self._watched = [_Watched(handle, rows[process_name(handle)]) for handle in workers.all]
         self._methods_told: set[str] = set()
 
@@ -66,11 +68,13 @@ class WorkerWatch:
         now = self._clock()
         seconds, self._looked = now - self._looked, now
         for one in self._watched:
+            one.handle.notice_end()
             if one.handle.started:
                 one.see(seconds)
                 self._judge(one)
             else:  # dead, and not replaced yet
                 one.sentence = ""
+                self._judge_absence(one, seconds)
 
     def _judge(self, one: "_Watched") -> None:
         still = one.stillness
@@ -93,6 +97,15 @@ class WorkerWatch:
             one.told = True
             self._tell(f"{one.sentence[0].upper()}{one.sentence[1:]}.")
 
+    def _judge_absence(self, one: "_Watched", seconds: float) -> None:
+        """It may be well: whoever is to bring the successor so far is reading a checkpoint still."""
+        one.absent_seconds += min(seconds, MOST_SECONDS)
+        if self._workers.failure is None and one.absent_seconds >= NAMED_SECONDS:
+            one.sentence = f"the {one.handle.name} has ended, and has had no successor for {one.absent_seconds:.0f} s"
+            if not one.absence_told:
+                one.absence_told = True
+                self._tell(f"{one.sentence[0].upper()}{one.sentence[1:]}.")
+
     def _words(self, one: "_Watched", code: str | None) -> str:
         if code is not None:
             return f"has been at {code} for {one.stillness.seconds:.0f} s and runs nothing else meanwhile"
@@ -108,14 +121,16 @@ class _Watched:
         self.row = row
         self.stillness = Stillness()
         self.sentence = ""
-        self.told = False
+        self.told = self.absence_told = False
+        self.absent_seconds = 0.0  # since there was a process here
         self._incarnation = handle.incarnation
         self.patience = NAMED_SECONDS  # before a warning of one that is not stopped; the waits tell it earlier
 
     def see(self, seconds: float) -> None:
         """Look at it, `seconds` after the look before."""
         if self._incarnation != self.handle.incarnation:  # nothing was told of this process
-            self._incarnation, self.told = self.handle.incarnation, False
+            self._incarnation, self.told, self.absence_told = self.handle.incarnation, False, False
+        self.absent_seconds = 0.0
         self.stillness.see(self._sight(), seconds)
 
     def got_on(self) -> None:
