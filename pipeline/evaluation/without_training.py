@@ -50,7 +50,7 @@ class EvaluationRun:
         """The result, which is in `directory`'s eval.jsonl, too; None after a stop. Raises what it failed with."""
         events = EventLog(directory / EVENTS, time.monotonic)
         results = JsonLines(directory / EVALUATIONS)
-        status, done = "failed", []
+        status, done, cause = "failed", [], {}
         self._log_start(events)
         try:
             await self._measure(events, results, str(directory / LOGS), done)
@@ -60,9 +60,12 @@ class EvaluationRun:
         except asyncio.CancelledError:
             status, self.stopped = "stopped", True
             raise
+        except Exception as error:
+            cause = {"cause": str(error)}
+            raise
         finally:
             nothing: dict[str, Any] = dict.fromkeys(("admitted", "consumed", "filtered", "failed", "outstanding"), 0)
-            events.log("end", status=status, steps=0, **nothing)
+            events.log("end", status=status, steps=0, **nothing, **cause)
             events.close()
             results.close()
         return done[0] if done else None

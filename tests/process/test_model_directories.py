@@ -160,6 +160,18 @@ def test_an_evaluation_can_be_stopped(model, tmp_path):
     assert (tmp_path / "eval" / "eval.jsonl").read_text() == ""
 
 
+def test_an_evaluation_by_itself_that_fails_has_the_reason_in_its_log(model, tmp_path, monkeypatch):
+    async def measure(run, *arguments):
+        raise rl.RunError("Samplers died 6 times.")
+
+    monkeypatch.setattr(EvaluationRun, "_measure", measure)
+    run = EvaluationRun(rl.RolloutEngine(model, env="process_envs:HeldGuess"), rl.Evaluator([{"number": 5}], every=0))
+    with pytest.raises(rl.RunError):
+        asyncio.run(run.run(make_run_dir(str(tmp_path / "eval"), {})))
+    (end,) = events_of(tmp_path / "eval", "end")
+    assert (end["status"], end["cause"]) == ("failed", "Samplers died 6 times.")
+
+
 def test_search_speaks_to_the_tiny_model_and_to_model_directories(model, tmp_path):
     """The same rows; a word or a text that calls nothing is answered."""
     task, tiny = TASKS["search"], search.chat_format()
