@@ -261,29 +261,49 @@ def test_leaving_the_loop_early_ends_the_run_in_order(model, tmp_path):
 
 
 def test_wait_for_a_slow_trajectory_is_told_with_its_cause(model, tmp_path):
+    """Group 0 is in its tool when the bound holds the trainer back for it. What it is at behind its tool counts, too,
+    where that takes until somebody looks at the wait again.
+    """
     run_dir, release = tmp_path / "run", tmp_path / "release"
     rows = [dict(row, waits_for=["release"] if index == 0 else []) for index, row in enumerate(ROWS[:64])]
     trainer = make_trainer(model, run_dir, env="process_envs:HeldGuess", arguments={"directory": str(tmp_path)})
 
-    def let_go():
-        """Once the bound holds the trainer back, however long the machine takes to fill a batch, and a second more."""
-        deadline = time.monotonic() + 60.0
-        while not re.search("must train by version .* tool", trainer.waits_for) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        time.sleep(1.0)
+    async def until(condition):
+        async with asyncio.timeout(60.0):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+    def is_held():
+        running = trainer._run.state()["trajectories"]["running"]
+        return all(words.startswith("tool ") for name, words in running.items() if name.startswith("0."))
+
+    async def let_go():
+        """A second after the wait has begun; returns how long it was at least."""
+        await until(lambda: "must train by version" in trainer.waits_for)
+        began = time.monotonic()
+        await asyncio.sleep(1.0)
+        held = time.monotonic() - began
         release.touch()
+        return held
 
-    def note(step):
-        if step.n == 2:  # two versions on, group 0 must be in the next batch
-            threading.Thread(target=let_go).start()
+    async def train():
+        steps = []
+        async for step in trainer.run(rows, steps=4):
+            steps.append(step)
+            if step.n == 2:  # two versions on, group 0 must be in the next batch
+                await until(is_held)
+                letting_go = asyncio.create_task(let_go())
+        return steps, await letting_go
 
-    steps = rl.run(trainer, rows, steps=5, on_step=note)
-    waits = [event for event in events_of(run_dir, "wait") if event["why"] == "tool"]
-    assert waits, events_of(run_dir, "wait")
-    assert waits[0]["group"] == 0 and waits[0]["trajectory"].startswith("0.")
-    waited = [step for step in steps if step.metrics["staleness/wait_seconds"] > 0.5]
-    assert [step.n for step in waited] == [3]
-    causes = {key: value for key, value in waited[0].metrics.items() if key.startswith("staleness/wait_seconds/")}
-    assert sum(causes.values()) == pytest.approx(waited[0].metrics["staleness/wait_seconds"])
-    assert causes["staleness/wait_seconds/tool"] > 0.5  # of the second; before and after its tool it samples
-    assert [event["groups"][0] for event in events_of(run_dir, "batch") if 0 in event["groups"]] == [0]
+    steps, held = asyncio.run(train())
+    bound = [event for event in events_of(run_dir, "wait") if event["step"] == 3 and event["why"] != "ready"]
+    assert {event["group"] for event in bound} == {0} and bound[0]["why"] == "tool"
+    assert all(event["trajectory"].startswith("0.") for event in bound)
+    assert all("group 0 must train by version 2" in event["detail"] for event in bound)
+    metrics = steps[2].metrics
+    prefix = "staleness/wait_seconds/"
+    causes = {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}
+    assert sum(causes.values()) == pytest.approx(metrics["staleness/wait_seconds"])
+    assert {event["why"] for event in bound} <= causes.keys() <= {"tool", "sampling", "reward", "queue"}
+    assert causes["tool"] >= held
+    assert [event["step"] for event in events_of(run_dir, "batch") if 0 in event["groups"]] == [3]
