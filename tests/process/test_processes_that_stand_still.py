@@ -23,6 +23,12 @@ def model(kept):
         yield supervisor
 
 
+@pytest.fixture(autouse=True)
+def look_often(monkeypatch):
+    """Most of the time of these tests would be the second from one look to the next."""
+    monkeypatch.setattr("pipeline.processes.active_run.WATCH_SECONDS", 0.2)
+
+
 def run_with(model, run_dir, act, steps=4, **options):
     trainer = make_trainer(model, run_dir, **options)
     return steps_taken(trainer, ROWS, steps, lambda step: act(step, trainer), seconds=SECONDS)

@@ -326,6 +326,7 @@ def test_idle_workers_hold_no_memory_of_the_run_before(pair, tmp_path):
 
 def test_hung_environment_process_is_replaced_for_the_next_run(model, tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.processes.environment.environment_watch.GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("pipeline.processes.active_run.WATCH_SECONDS", 0.1)
     hanging = make_trainer(model, tmp_path / "hangs", env="process_envs:Hanging", timeout=0.5)
     with pytest.raises(rl.RunError, match=r"on_turn of trajectory .* = 0\.5 s, and could not be cancelled"):
         train(hanging, 1)
