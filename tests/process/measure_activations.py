@@ -1,5 +1,10 @@
-"""In a process of its own: the bytes that a micro-batch adds at its peak to what a trainee takes anyway, on stdout."""
+"""In a process of its own: the bytes that a micro-batch adds at its peak to what a trainee takes anyway, on stdout.
 
+One line for each (config, number of rows, length) of the argument, in a fork of its own: what one leaves in the
+allocator would hide the peak of the next, and to load torch again takes longer than to measure.
+"""
+
+import os
 import re
 import sys
 from pathlib import Path
@@ -45,4 +50,9 @@ def measure(config: ModelConfig, num_rows: int, length: int) -> int:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(measure(ModelConfig.from_fields(TINY.to_fields() | eval(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])))
+    for fields, *size in eval(sys.argv[1]):
+        if os.fork() == 0:
+            print(measure(ModelConfig.from_fields(TINY.to_fields() | fields), *size), flush=True)
+            os._exit(0)
+        if os.wait()[1] != 0:
+            sys.exit(f"a measurement failed: {fields}")
