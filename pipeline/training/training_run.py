@@ -38,8 +38,7 @@ from shm.errors import HeadwayError
 class TrainingRun:
     """Made by `AsyncTrainer.run`, which has checked everything and owns the files; `steps` is called once.
 
-    files: their journal is begun by nobody yet. resumption: where an earlier run in the same directory stood; None:
-    this is the first.
+    resumption: where an earlier run in the same directory stood; None: this is the first.
     """
 
     def __init__(self, plan: RunPlan, files: OpenFiles, resumption: Resumption | None) -> None:
