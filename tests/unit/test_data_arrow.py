@@ -10,7 +10,6 @@ import sys
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from datasets import Dataset, DatasetDict
 
 import pipeline as rl
 
@@ -32,10 +31,18 @@ def parquet(tmp_path, columns, name="rows.parquet", **options):
 
 
 @pytest.fixture
-def saved(tmp_path):
-    Dataset.from_list(NESTED).save_to_disk(str(tmp_path / "one"), num_shards=2)
-    parts = {"train": Dataset.from_list(NESTED), "test": Dataset.from_list(NESTED[:1])}
-    DatasetDict(parts).save_to_disk(str(tmp_path / "two"))
+def datasets():
+    """Not at the top: every process of the tests collects this file, and a second of its processor goes into this."""
+    import datasets
+
+    return datasets
+
+
+@pytest.fixture
+def saved(tmp_path, datasets):
+    datasets.Dataset.from_list(NESTED).save_to_disk(str(tmp_path / "one"), num_shards=2)
+    parts = {"train": datasets.Dataset.from_list(NESTED), "test": datasets.Dataset.from_list(NESTED[:1])}
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "two"))
     return tmp_path
 
 
@@ -140,13 +147,13 @@ def test_split_of_saved_datasets_is_named(saved):
     assert "holds a single dataset and no splits; leave #train out" in refusal(f"{saved}/one#train")
 
 
-def test_only_split_needs_no_name(tmp_path):
-    DatasetDict({"train": Dataset.from_list(NESTED)}).save_to_disk(str(tmp_path / "d"))
+def test_only_split_needs_no_name(tmp_path, datasets):
+    datasets.DatasetDict({"train": datasets.Dataset.from_list(NESTED)}).save_to_disk(str(tmp_path / "d"))
     assert rl.load_rows(tmp_path / "d") == NESTED
 
 
-def test_rows_that_were_selected_before_saving_are_those_that_are_read(tmp_path):
-    Dataset.from_list(NESTED).select([1]).save_to_disk(str(tmp_path / "d"))
+def test_rows_that_were_selected_before_saving_are_those_that_are_read(tmp_path, datasets):
+    datasets.Dataset.from_list(NESTED).select([1]).save_to_disk(str(tmp_path / "d"))
     assert rl.load_rows(tmp_path / "d") == NESTED[1:]
 
 

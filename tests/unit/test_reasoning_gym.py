@@ -6,9 +6,6 @@ from pathlib import Path
 
 import msgpack
 import pytest
-
-pytest.importorskip("reasoning_gym")
-
 from test_single_turn import roll_out
 
 import pipeline as rl
@@ -17,6 +14,12 @@ from pipeline.adapters.reasoning_gym import INSTRUCTION, ReasoningGym
 from pipeline.user_code.source import EnvSource
 
 ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(autouse=True, scope="module")
+def reasoning_gym():
+    """Not at the top: every process of the tests collects this file, and a second of its processor goes into this."""
+    pytest.importorskip("reasoning_gym")
 
 
 def rows_of(task, size=3, seed=3, **arguments):
