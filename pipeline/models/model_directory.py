@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoints.model_files import CONFIG, TOKENIZER_FILES
 from pipeline.chat.format import ChatFormat
 from pipeline.chat.model_chat import load_chat
 from pipeline.chat.tool_formats import FORMATS
+from pipeline.checkpoints.model_files import CONFIG, TOKENIZER_FILES
 from pipeline.checkpoints.saved import refuse_damaged, weights_directory
-from pipeline.wording import shown
 from pipeline.errors import ConfigError, ConfigTypeError
 from pipeline.run_dir.run_files import is_run_directory
+from pipeline.wording import shown
 from shm.errors import HeadwayError
 from workers.model_config import ModelConfig
 from workers.model_files.config import read_model_config

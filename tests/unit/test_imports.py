@@ -154,6 +154,7 @@ def test_every_package_is_installed():
     setup.read(ROOT / "setup.cfg", encoding="utf-8")
     packages = {".".join(path.parent.relative_to(ROOT).parts) for path in FILES[1:]}
     assert set(setup["options"]["packages"].split()) == packages
+    assert all(ROOT.joinpath(*package.split("."), "__init__.py").is_file() for package in packages)
 
 
 def test_no_two_test_files_have_one_name():
