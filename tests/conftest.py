@@ -21,6 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 for number in SIGNALS:
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, lambda *_: None)
+HANDLERS = {number: signal.getsignal(number) for number in SIGNALS}
 
 # A busy machine draws examples slowly; that decides nothing. pytest-timeout bounds each test.
 settings.register_profile("headway", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -48,6 +49,12 @@ def pytest_collection_finish():
     # A run unfreezes everything at its end, and the next one, which first collects what was left, would walk it all:
     # half a second of the processor for each of the session's hundreds of runs.
     gc.unfreeze = lambda: None
+
+
+def pytest_runtest_teardown():
+    """A command that has ended in this process has made it deaf for good, as what a later test starts would be."""
+    for number, handler in HANDLERS.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")
