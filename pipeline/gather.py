@@ -12,8 +12,9 @@ async def gather_all(*coroutines: Coroutine[Any, Any, T]) -> list[T]:
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)
-    except BaseException:
+    except BaseException as error:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if not isinstance(error, GeneratorExit):  # a coroutine that is closed must not await anything
+            await asyncio.gather(*tasks, return_exceptions=True)
         raise

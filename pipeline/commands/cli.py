@@ -65,12 +65,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         end_by_signals()
         warnings.showwarning = _show_warning
         code = _command(arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # Python found it closed
+            sys.stdout.flush()
+        ignore_signals()  # from here on the outcome is decided
     except BaseException as error:
+        ignore_signals()
         if signal_that_came() is None:
             code = _code_of(error)
     if (number := signal_that_came()) is not None:  # whatever became of what it has raised
-        ignore_signals()
         return EXIT_CODES[number]
     return code
 

@@ -88,8 +88,12 @@ def _end(number: int, _: Any) -> None:
 
 def ignore_signals() -> None:
     """To be called when the outcome is decided: a signal must not change it while processes and Python end."""
-    with contextlib.suppress(RuntimeError):  # no loop runs any more
-        for number in EXIT_CODES:  # else the loop, when it is closed, would set the handlers from before
-            asyncio.get_running_loop().remove_signal_handler(number)
-    for number in EXIT_CODES:
-        signal.signal(number, signal.SIG_IGN)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, EXIT_CODES)  # between two handlers it would kill
+    try:
+        with contextlib.suppress(RuntimeError):  # no loop runs any more
+            for number in EXIT_CODES:  # else the loop, when it is closed, would set the handlers from before
+                asyncio.get_running_loop().remove_signal_handler(number)
+        for number in EXIT_CODES:
+            signal.signal(number, signal.SIG_IGN)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -24,11 +24,11 @@ async def unless_stopped(
         if not stop_asked.is_set():
             return await task
         raise Stopped
+    except BaseException:
+        task.cancel()
+        (opened,) = await asyncio.gather(task, return_exceptions=True)
+        if isinstance(opened, ActiveRun):  # both happened at once
+            await end_run(opened)
+        raise
     finally:
         stop.cancel()
-        if not task.done():
-            task.cancel()
-        if stop_asked.is_set() or task.cancelling():
-            (opened,) = await asyncio.gather(task, return_exceptions=True)
-            if isinstance(opened, ActiveRun):  # both happened at once
-                await end_run(opened)

@@ -63,9 +63,13 @@ class EventLog:
         now = self.seconds()
         self.num_moves += event not in STANDING_STILL
         line = {"t": now, "event": event} | fields
-        self._lines.write(line)
-        for follow in self._followers:
-            follow(line)
+        before = self.num_bytes
+        try:
+            self._lines.write(line)
+        finally:
+            if self.num_bytes > before:  # also if the disk is full: it is written with the next one, then
+                for follow in self._followers:
+                    follow(line)
         if now - self._flushed >= FLUSH_SECONDS:
             self.flush()
 

@@ -45,14 +45,17 @@ class RolloutSaver:
     async def stop_rollouts(self, *, is_last: bool) -> None:
         """Cut them off and save no more; is_last: but for what they have come to."""
         contents = self.last_contents() if is_last else None
+        keeping = [self._keeping] if self._keeping is not None else []
+        for task in keeping:
+            task.cancel()
         try:
-            await self._rollouts.stop()
+            # At once, and nothing is awaited behind it: of a run that is left to the end of its loop, this is closed.
+            stopped, *_ = await asyncio.gather(self._rollouts.stop(), *keeping, return_exceptions=True)
         finally:
-            if self._keeping is not None:
-                self._keeping.cancel()
-                await asyncio.gather(self._keeping, return_exceptions=True)
             if contents is not None:
                 self.write(contents)
+        if stopped is not None:
+            raise stopped
 
     async def _keep_saving(self, fail: Callable[[BaseException], None]) -> None:
         try:

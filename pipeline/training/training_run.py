@@ -121,7 +121,8 @@ class TrainingRun:
             ending.status, ending.save, self.stopped = "stopped", SaveAtEnd.OR_FAIL, self._own_end is None
             raise
         except asyncio.CancelledError:
-            self._end_at_once(ending)
+            if self._own_end is None:
+                self._end_at_once(ending)
             raise
         except Exception as error:
             ending.cause = error
@@ -199,30 +200,36 @@ class TrainingRun:
 
     def _wind_up(self, ending: Ending) -> Iterator[Awaitable[None]]:
         """What is left to do, in order. The caller awaits each part, `noting` what it raises; what the latest has
-        raised is raised behind the last one.
+        raised is raised behind the last one, but for an error on top of what the run has failed with.
         """
         run, loop, self._loop, self._opening = self._active, self._loop, None, False
-        saves = ending.save is not SaveAtEnd.NOTHING
         if self._evaluations is not None:
             yield self._evaluations.stop()
         if self._kept is not None:
-            yield self._kept.stop_rollouts(is_last=saves)
-        if loop is not None and saves and ending.error is None:
-            yield self._save(run, loop, self._saver, ending.save)
+            yield self._kept.stop_rollouts(is_last=ending.save is not SaveAtEnd.NOTHING)
         if isinstance(ending.error, asyncio.CancelledError):
             self._end_at_once(ending)
-        elif isinstance(ending.error, Exception):
+        if loop is not None and ending.save is not SaveAtEnd.NOTHING and not isinstance(ending.error, Exception):
+            yield self._save(run, loop, self._saver, ending.save)
+            if isinstance(ending.error, asyncio.CancelledError):
+                self._end_at_once(ending)
+        if isinstance(ending.error, Exception) and ending.cause is None:
             ending.status, ending.cause = "failed", ending.error
         if run is not None:
             yield self._model.end_run(run, at_once=ending.save is SaveAtEnd.NOTHING)
             self._active = None  # its processes may serve another run from now on
         self._log.end(ending.status, self._recorder.state, ending.cause)
-        if ending.error is not None:
+        if isinstance(ending.error, Exception) and ending.cause not in (None, ending.error):
+            warn_of_run(f"The run that failed has not ended in order, either: {ending.error}")
+        elif ending.error is not None:
+            if isinstance(ending.error, asyncio.CancelledError) and ending.cause is not None and self._own_end is None:
+                warn_of_run(f"The run had failed when it was stopped: {ending.cause}")  # else nobody hears of it
             raise ending.error
 
     def _end_at_once(self, ending: Ending) -> None:
-        """As a cancellation has it, which may come as late as in winding up."""
-        ending.status, ending.cause, self.stopped = "stopped", None, True
+        """As a cancellation has it, which may come as late as in winding up. What has failed by then stays failed."""
+        if ending.cause is None:
+            ending.status, self.stopped = "stopped", True
         if self._stop_asked.is_set():  # this is the second request: end now
             ending.save = SaveAtEnd.NOTHING
 

@@ -1,6 +1,7 @@
 """A run that breaks while its caller holds a step: it says so and ends at once, not when the next step is asked for."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -106,3 +107,44 @@ def test_who_asks_for_the_next_step_at_once_gets_the_error_alone(model, tmp_path
         rl.run(make_trainer(model, tmp_path / "run"), ROWS, steps=3, on_step=fail)
     assert [str(one.message) for one in recwarn if one.category is rl.RunWarning] == []
     assert events_of(tmp_path / "run", "end")[0]["cause"] == "enough"
+
+
+@pytest.mark.parametrize("leaves_by", ["break", "an error"])
+def test_who_leaves_the_loop_last_of_all_has_a_run_that_ended_in_order(model, tmp_path, capfd, leaves_by):
+    """asyncio.run ends the loop at once, and with it what closes the generator: that still saves, and says nothing."""
+
+    async def leave():
+        async for step in make_trainer(model, tmp_path / "run").run(ROWS, steps=9):
+            if step.n == 2:
+                if leaves_by == "an error":
+                    raise ValueError("the caller's own")
+                break
+
+    with pytest.raises(ValueError, match="own") if leaves_by == "an error" else contextlib.nullcontext():
+        asyncio.run(leave())
+    (end,) = events_of(tmp_path / "run", "end")
+    assert (end["status"], end["steps"], "cause" in end) == ("stopped", 2, False)
+    saved = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert saved == {"version-0", f"version-{events_of(tmp_path / 'run', 'published')[-1]['version']}"}
+    assert (model.active, capfd.readouterr().err) == (None, "")
+
+
+def test_a_cancellation_as_the_processes_are_up_leaves_nothing_of_the_run(model, tmp_path, monkeypatch):
+    original = model.open_run
+
+    async def go_on():
+        training = asyncio.create_task(anext(aiter(make_trainer(model, tmp_path / "run").run(ROWS, steps=1))))
+
+        async def open_run(*arguments, **options):
+            run = await original(*arguments, **options)
+            asyncio.get_running_loop().call_soon(training.cancel)
+            return run
+
+        monkeypatch.setattr(model, "open_run", open_run)
+        with pytest.raises(asyncio.CancelledError):
+            await training
+        monkeypatch.undo()
+
+    asyncio.run(go_on())
+    assert model.active is None
+    assert len(rl.run(make_trainer(model, tmp_path / "next"), ROWS, steps=1)) == 1

@@ -154,6 +154,29 @@ def test_a_signal_that_the_command_was_started_deaf_to_changes_nothing(monkeypat
     assert signal.getsignal(number) is signal.SIG_IGN
 
 
+@pytest.mark.parametrize(("number", "code"), CODES)
+def test_signal_while_the_outcome_is_told_changes_nothing(monkeypatch, capsys, number, code):
+    def tell(error, exit_code):
+        os.kill(os.getpid(), number)
+        print(error)
+        return exit_code
+
+    monkeypatch.setattr(cli, "_command", lambda _: refuse_now())
+    monkeypatch.setattr(cli, "_fail", tell)
+    assert cli.main(["clean"]) == 2
+    assert capsys.readouterr().out == "no such option\n"
+
+
+def refuse_now():
+    raise ConfigError("no such option")
+
+
+def test_a_closed_stdout_is_no_error(monkeypatch):
+    monkeypatch.setattr(cli, "_command", lambda _: 0)
+    monkeypatch.setattr("sys.stdout", None)
+    assert cli.main(["--version"]) == 0
+
+
 @pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit()])
 def test_what_ends_python_otherwise_passes(monkeypatch, error):
     def fail(_):

@@ -5,6 +5,7 @@ import itertools
 import pytest
 from simulated_run import Died, SimulatedRun
 
+from pipeline.errors import RunError
 from pipeline.journal.complete_log import complete_log
 from pipeline.journal.log_bookmark import TAIL_BYTES, LogBookmark, read_bookmark
 from pipeline.journal.log_state import LogState
@@ -99,6 +100,17 @@ def test_bookmark_that_can_not_be_written_costs_a_warning_and_no_more(tmp_path, 
     (tmp_path / BOOKMARK).parent.mkdir()
     bookmark.save()
     assert [path.name for path in (tmp_path / BOOKMARK).parent.iterdir()] == ["log.msgpack"]
+
+
+def test_event_that_waits_for_room_on_the_disk_is_in_the_bookmark_once_it_is_written(tmp_path, opened, monkeypatch):
+    log, bookmark = opened
+    with monkeypatch.context() as patch:
+        patch.setattr("os.write", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(RunError, match="No space left on device"):
+            log.log("admitted", group=0, row=0, version=0, id="x" * (1 << 16))
+    bookmark.save()
+    end, state = read_bookmark(tmp_path, TO_THE_END)
+    assert (end, state.num_decisions, list(state.groups)) == ((tmp_path / EVENTS).stat().st_size, 1, [0])
 
 
 def test_a_resume_reads_from_the_bookmark_on(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 from pipeline.training import training_run
 from pipeline.training.training_loop import Step
 from pipeline.training.training_run import TrainingRun
+from pipeline.user_warnings import RunWarning
 
 PARTS = ("evaluations", "rollouts", "checkpoint", "processes")  # in the order in which they are wound up
 
@@ -104,6 +105,7 @@ class Play:
 
     def end(self, status, state, cause):
         assert (cause is not None) == (status == "failed")
+        self.cause = cause
         self.notes.append(f"end: {status}")
 
     async def train(self, leave_after=None):
@@ -146,7 +148,8 @@ def test_all_of_a_run_is_wound_up_whatever_becomes_of_a_part(monkeypatch, fails,
     with pytest.raises(type(error)) as caught:
         asyncio.run(play.train())
     assert caught.value is error or type(error) is asyncio.CancelledError  # which asyncio.run makes anew
-    saved = [] if fails in ("evaluations", "rollouts") else ["checkpoint"]  # what was not stopped is not saved
+    # On top of an error there is no other one; and whoever leaves the run, or its loop, wants its weights.
+    saved = [] if fails in ("evaluations", "rollouts") and type(error) is OSError else ["checkpoint"]
     status = {OSError: "failed", asyncio.CancelledError: "stopped", GeneratorExit: "completed"}[type(error)]
     status = "completed" if fails == "processes" else status  # all that counts was done
     assert play.wound_up() == ["evaluations", "rollouts", *saved, "processes", f"end: {status}"]
@@ -180,6 +183,23 @@ def test_the_second_request_to_stop_saves_nothing_even_while_it_saves(monkeypatc
     assert play.notes[-3:] == ["processes", "processes end at once: True", "end: stopped"]
 
 
+@pytest.mark.parametrize("fails", PARTS)
+def test_what_a_run_has_failed_with_is_told_whatever_its_end_meets(monkeypatch, fails):
+    play = Play(monkeypatch, raises={"step": OSError("the reason"), fails: OSError("another")})
+    with pytest.raises(OSError, match="the reason"), pytest.warns(RunWarning, match="not ended in order.*: another"):
+        asyncio.run(play.train())
+    assert (play.notes[-1], str(play.cause)) == ("end: failed", "the reason")
+
+
+@pytest.mark.parametrize("fails", PARTS)
+def test_a_run_that_has_failed_and_is_stopped_says_why(monkeypatch, fails):
+    play = Play(monkeypatch, raises={"step": OSError("the reason"), fails: asyncio.CancelledError()})
+    told = pytest.warns(RunWarning, match="had failed when it was stopped: the reason")
+    with pytest.raises(asyncio.CancelledError), told:
+        asyncio.run(play.train())
+    assert (play.notes[-1], str(play.cause), play.run.stopped) == ("end: failed", "the reason", False)
+
+
 def test_a_run_that_is_left_to_asyncio_closes_no_more_than_the_part_that_it_is_at(monkeypatch):
     """asyncio.run cancels what closes the generator, and goes on with that: a second GeneratorExit is thrown in."""
     play = Play(monkeypatch, slow=PARTS)
@@ -194,5 +214,5 @@ def test_a_run_that_is_left_to_asyncio_closes_no_more_than_the_part_that_it_is_a
             break
 
     asyncio.run(leave())
-    assert play.wound_up() == ["evaluations", "rollouts", "processes", "end: stopped"]
-    assert [note.split(",")[0] for note in play.notes if note.endswith("all of it")] == ["rollouts", "processes"]
+    assert play.wound_up() == [*PARTS, "end: stopped"]
+    assert [note.split(",")[0] for note in play.notes if note.endswith("all of it")] == list(PARTS[1:])
