@@ -146,8 +146,12 @@ def read_resumption(run_dir: Path) -> Resumption:
     """Of a run whose directory is ours alone: what a death left torn or untold in its logs is mended. Raises
     JournalError, CheckpointError, and RunError.
     """
-    for name in (METRICS, EVALUATIONS):
-        cut_torn_tail(run_dir / name)
+    cut_torn_tail(run_dir / METRICS)
+    if cut_torn_tail(run_dir / EVALUATIONS):
+        warn_of_run(
+            f"The last line of {run_dir / EVALUATIONS} was torn, and is cut off: what that evaluation measured is lost, "
+            "unless it can be measured again now."
+        )
     versions = _versions(run_dir / METRICS)
     num_steps = max(versions, default=0)
     log = complete_log(run_dir, num_steps)

@@ -234,3 +234,13 @@ def test_a_step_is_complete_when_its_metrics_are_there(tmp_path, is_complete):
     state = read_resumption(tmp_path).state
     assert (tmp_path / "trajectories.jsonl").read_text() == "".join(lines[:2])
     assert (state.training is None, state.batches, state.version) == (is_complete, int(is_complete), int(is_complete))
+
+
+def test_an_evaluation_whose_line_was_torn_is_told_to_be_lost(tmp_path):
+    play = Play(tmp_path)
+    play.save()
+    results = tmp_path / "eval.jsonl"
+    results.write_text('{"batch": 0, "rewa')
+    with pytest.warns(RunWarning, match=r"eval\.jsonl was torn, and is cut off: what that evaluation measured is lost"):
+        assert read_resumption(tmp_path).evaluations == ()
+    assert results.read_text() == ""
