@@ -37,6 +37,7 @@ from pipeline.schedule import ScheduleRules
 from pipeline.stalls.run_report import moves_of, run_report
 from pipeline.stalls.stall_watch import StallWatch
 from pipeline.trainer_config import TrainerConfig
+from pipeline.training.inner_generator import InnerGenerator
 from pipeline.training.open_files import open_files
 from pipeline.training.resumption import find_run, read_resumption
 from pipeline.training.run_plan import RunPlan
@@ -143,7 +144,7 @@ class AsyncTrainer:
                 # aclosing: a caller who leaves the loop early must end the run now, not when garbage is collected.
                 watch = self._stall_watch(directory)
                 with watch.watching():
-                    async with aclosing(self._run.steps()) as trained:
+                    async with aclosing(InnerGenerator(self._run.steps())) as trained:
                         async for step in trained:
                             self._with_caller = True
                             with watch.with_caller(step.n):

@@ -87,6 +87,8 @@ class RolloutLog:
                 tokens=trajectory.generated_tokens,
                 **({} if failures is None else {"failures": failures}),
             )
+            if failures is not None:
+                self._events.flush()  # a resumed run counts on from it, whatever kills this one
 
     def restored(self) -> None:
         """A trajectory goes on with its tokens, and its environment in another process."""

@@ -149,8 +149,8 @@ def read_resumption(run_dir: Path) -> Resumption:
     cut_torn_tail(run_dir / METRICS)
     if cut_torn_tail(run_dir / EVALUATIONS):
         warn_of_run(
-            f"The last line of {run_dir / EVALUATIONS} was torn, and is cut off: what that evaluation measured is lost, "
-            "unless it can be measured again now."
+            f"The last line of {run_dir / EVALUATIONS} was torn, and is cut off: what that evaluation measured is lost,"
+            " unless it can be measured again now."
         )
     versions = _versions(run_dir / METRICS)
     num_steps = max(versions, default=0)

@@ -119,6 +119,8 @@ class TrainingRun:
             ending.status, ending.save, self.stopped = "stopped", SaveAtEnd.OR_FAIL, True
         except GeneratorExit:  # the caller left its loop
             ending.status, ending.save, self.stopped = "stopped", SaveAtEnd.OR_FAIL, self._own_end is None
+            if self._active is not None:  # it has not ended by itself
+                self._active.end_soon(Stopped())
             raise
         except asyncio.CancelledError:
             if self._own_end is None:
@@ -235,7 +237,8 @@ class TrainingRun:
 
     async def _save(self, run: ActiveRun, loop: TrainingLoop, saver: RunSaver, save: SaveAtEnd) -> None:
         """The last checkpoint: of the version after an update that has begun."""
-        if not run.learner_serves and (save is SaveAtEnd.IF_POSSIBLE or self._stop_asked.is_set()):
+        is_stop = self.stopped or self._stop_asked.is_set()
+        if not run.learner_serves and (save is SaveAtEnd.IF_POSSIBLE or is_stop):
             self.left_unsaved = save is SaveAtEnd.OR_FAIL
             return
         self._saving = True

@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import time
+import warnings
 
 import pytest
 from running import audit, events_of, make_trainer
@@ -110,11 +111,15 @@ def test_who_asks_for_the_next_step_at_once_gets_the_error_alone(model, tmp_path
 
 
 @pytest.mark.parametrize("leaves_by", ["break", "an error"])
-def test_who_leaves_the_loop_last_of_all_has_a_run_that_ended_in_order(model, tmp_path, capfd, leaves_by):
+@pytest.mark.parametrize("is_kept", [False, True], ids=["loop alone", "generator in a variable"])
+def test_who_leaves_the_loop_last_of_all_has_a_run_that_ended_in_order(model, tmp_path, capfd, leaves_by, is_kept):
     """asyncio.run ends the loop at once, and with it what closes the generator: that still saves, and says nothing."""
+    kept = []
 
     async def leave():
-        async for step in make_trainer(model, tmp_path / "run").run(ROWS, steps=9):
+        if is_kept:
+            kept.append(make_trainer(model, tmp_path / "run").run(ROWS, steps=9))
+        async for step in kept[0] if is_kept else make_trainer(model, tmp_path / "run").run(ROWS, steps=9):
             if step.n == 2:
                 if leaves_by == "an error":
                     raise ValueError("the caller's own")
@@ -127,6 +132,37 @@ def test_who_leaves_the_loop_last_of_all_has_a_run_that_ended_in_order(model, tm
     saved = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
     assert saved == {"version-0", f"version-{events_of(tmp_path / 'run', 'published')[-1]['version']}"}
     assert (model.active, capfd.readouterr().err) == (None, "")
+
+
+@pytest.mark.parametrize("when", ["a step is held", "a step is awaited"])
+def test_who_leaves_while_the_learner_is_brought_back_waits_for_nobody(model, tmp_path, when):
+    """asyncio.run cancels what brings it back, too: nobody may wait for that any more."""
+    trainer = make_trainer(model, tmp_path / "run")
+    kept, killed = [], []
+
+    async def take_steps():
+        kept.append(trainer.run(ROWS, steps=1000))
+        async for step in kept[0]:
+            if step.n == 2:
+                killed.append(model._run.workers.learner.pid)
+                os.kill(killed[0], signal.SIGKILL)
+                if when == "a step is held":
+                    await until(lambda: model._run.learner.is_away)
+                    raise ValueError("the caller's own")
+
+    async def leave():
+        if when == "a step is held":
+            await take_steps()
+        taking = asyncio.create_task(take_steps())
+        await until(lambda: killed and model._run.learner.is_away)
+        assert not taking.done()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", rl.RunWarning)
+        with pytest.raises(ValueError, match="own") if when == "a step is held" else contextlib.nullcontext():
+            asyncio.run(asyncio.wait_for(leave(), SECONDS))
+    assert events_of(tmp_path / "run", "end")[-1]["status"] == "stopped" and model.active is None
+    assert audit(tmp_path / "run") == 0
 
 
 def test_a_cancellation_as_the_processes_are_up_leaves_nothing_of_the_run(model, tmp_path, monkeypatch):

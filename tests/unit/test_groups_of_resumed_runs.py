@@ -1,5 +1,7 @@
 """A group goes on as an earlier run's log and journal left it: nothing is told, sampled or handed out twice."""
 
+import time
+
 import pytest
 
 from pipeline.config import GroupCompletion
@@ -7,7 +9,10 @@ from pipeline.errors import HopelessError, TrajectoryError
 from pipeline.journal.log_state import LogState
 from pipeline.journal.run_state import Outstanding, RunState
 from pipeline.rollouts.kept_members import KeptMembers, RunningMember
+from pipeline.rollouts.rollout_log import RolloutLog
 from pipeline.rollouts.running_group import GroupFailed, RunningGroup
+from pipeline.rollouts.sampling_counters import SamplingCounters
+from pipeline.run_dir.events import EventLog
 from pipeline.schedule import Admission
 from pipeline.training.resumption import Resumption
 from pipeline.trajectory import Span, Trajectory
@@ -100,6 +105,14 @@ def test_failures_count_on():
     group.count_failure(0, TrajectoryError("It broke."), max_retries=2)
     with pytest.raises(HopelessError, match=r"It broke, at its attempt 3 \(max_retries = 2\)"):
         group.count_failure(1, TrajectoryError("It broke."), max_retries=2)
+
+
+def test_a_failure_is_in_the_file_at_once(tmp_path):
+    """A resumed run counts on from it, though the next event may never come."""
+    events = EventLog(tmp_path / "events.jsonl", time.monotonic)
+    RolloutLog(events, SamplingCounters()).retry(generated(1, 3), 1, "It broke.", failures=1)
+    assert '"failures": 1' in (tmp_path / "events.jsonl").read_text()
+    events.close()
 
 
 @pytest.fixture

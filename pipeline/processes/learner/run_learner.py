@@ -183,7 +183,14 @@ class RunLearner:
         if self._ends_with is not None:
             self.client.lose(self._ends_with)
             return
-        self._ends.spawn_task(self._restarts.restart(self._handle, self._restart, error))
+        self._ends.spawn_task(self._bring_back(error))
+
+    async def _bring_back(self, error: WorkerDied) -> None:
+        try:
+            await self._restarts.restart(self._handle, self._restart, error)
+        except asyncio.CancelledError:  # by the run's end, or by that of its event loop, which asks nobody: none comes
+            self.discard(RunError("The learner was not brought back, as the run, or its event loop, ended."))
+            raise
 
     def _unheard(self, error: Exception) -> None:
         """What it says can't be handled, so no answer of it may be waited for."""
