@@ -146,6 +146,9 @@ class Events:
     def log(self, event, **fields):
         self.logged.append({"event": event} | fields)
 
+    def flush(self):
+        pass
+
     def of(self, kind):
         return [event for event in self.logged if event["event"] == kind]
 
