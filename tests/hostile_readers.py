@@ -203,13 +203,13 @@ def read_tensors(data: bytes, directory: Path) -> None:
 
 def kept_bytes(parts: Any) -> bytes:
     body = msgpack.packb(parts)
-    return msgpack.packb([1, zlib.crc32(body), body])
+    return msgpack.packb([2, zlib.crc32(body), body])
 
 
 def some_rollouts() -> list[bytes]:
     """Parts of rollouts.msgpack."""
     running = RunningMember(some_trajectory(1), 7, {"turns": [1, 2], "snapshot": {"x": 1}})
-    return [pack_unfinished(3, [some_trajectory(0)], [running]), pack_unfinished(4, [], [])]
+    return [pack_unfinished(3, [some_trajectory(0)], [running], {0: 1}), pack_unfinished(4, [], [])]
 
 
 def spoiled_rollouts(draws: random.Random, samples: Sequence[bytes]) -> bytes:

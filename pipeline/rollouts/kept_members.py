@@ -19,7 +19,7 @@ from pipeline.run_dir.run_files import ROLLOUTS
 from pipeline.trajectory import Trajectory
 from pipeline.user_warnings import warn_of_run
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,14 @@ class KeptMembers:
     failures: Mapping[int, int] = field(default_factory=dict)
 
 
-def pack_unfinished(group: int, ended: Collection[Trajectory], running: Collection[RunningMember]) -> bytes:
-    """An unfinished group's part of the file. What can't be written (a number beyond 64 bits in a message) is left
-    out.
+def pack_unfinished(
+    group: int,
+    ended: Collection[Trajectory],
+    running: Collection[RunningMember],
+    attempts: Mapping[int, int] | None = None,
+) -> bytes:
+    """An unfinished group's part of the file. attempts: how often each member has started again, if it has. What can't
+    be written (a number beyond 64 bits in a message) is left out.
     """
     kept = []
     for one in running:
@@ -58,7 +63,7 @@ def pack_unfinished(group: int, ended: Collection[Trajectory], running: Collecti
             kept.append(msgpack.packb([pack_trajectory(one.trajectory), one.version, dict(one.state)]))
         except (TypeError, ValueError, OverflowError):  # it starts again, then
             continue
-    return msgpack.packb([group, [pack_trajectory(one) for one in ended], kept])
+    return msgpack.packb([group, [pack_trajectory(one) for one in ended], kept, dict(attempts or {})])
 
 
 def pack_file(groups: Collection[bytes]) -> bytes:
@@ -75,7 +80,7 @@ def read_kept(run_dir: Path) -> dict[int, KeptMembers]:
     try:
         form, check, body = _values(path.read_bytes(), list)
         if form != FORMAT or check != zlib.crc32(body):
-            raise ValueError("its checksum is wrong")
+            raise ValueError("its checksum is wrong, or another version of Headway wrote it")
         return dict(_group(part) for part in _values(body, list))
     except FileNotFoundError:
         return {}
@@ -87,13 +92,17 @@ def read_kept(run_dir: Path) -> dict[int, KeptMembers]:
 
 
 def _group(part: bytes) -> tuple[int, KeptMembers]:
-    group, ended, running = _values(part, list)
+    group, ended, running, attempts = _values(part, list)
     trajectories = [unpack_trajectory(one) for one in ended]
     members = [_running(packed) for packed in running]
     if type(group) is not int or any(one.group != group for one in [*trajectories, *(m.trajectory for m in members)]):
         raise ValueError(f"it holds trajectories of other groups beside those of group {group!r:.40}")
+    if any(type(number) is not int for pair in dict(attempts).items() for number in pair):
+        raise ValueError(f"it holds the attempts {attempts!r:.80}")
     return group, KeptMembers(
-        ended={one.member: one for one in trajectories}, running={one.trajectory.member: one for one in members}
+        ended={one.member: one for one in trajectories},
+        running={one.trajectory.member: one for one in members},
+        attempts=dict(attempts),
     )
 
 

@@ -172,7 +172,9 @@ class Rollouts:
 
     def saved(self) -> list[bytes]:
         """What `start` can go on from in a resumed run, a part of the file for each unfinished group."""
-        return [pack_unfinished(group, *running.unfinished()) for group, running in self._groups.items()]
+        return [
+            pack_unfinished(group, *running.unfinished(), running.attempts) for group, running in self._groups.items()
+        ]
 
     async def stop(self) -> None:
         """Cancel what still runs."""

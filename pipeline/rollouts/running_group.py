@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +82,11 @@ class RunningGroup:
             self._tokens += trajectory.generated_tokens
             self._waiting[member] = trajectory
             self._follow(self._progress.ended(member))
+
+    @property
+    def attempts(self) -> Mapping[int, int]:
+        """How often each member has started again, if it has."""
+        return self._attempts
 
     def unfinished(self) -> tuple[list[Trajectory], list[RunningMember]]:
         """(those that have ended and wait for the others, those that could go on in a resumed run). With a deadline

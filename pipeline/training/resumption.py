@@ -94,7 +94,9 @@ class Resumption:
 
             def same(member: int, state: str, trajectory: Trajectory) -> bool:
                 logged = members.get(member)  # noqa: B023 (used at once)
-                return logged is not None and logged.state == state and logged.tells_all_of(trajectory)
+                if logged is None or found.attempts.get(member, 0) != logged.attempt:  # noqa: B023
+                    return False  # an attempt that the log has lost may have had segments of the same lengths
+                return logged.state == state and logged.tells_all_of(trajectory)
 
             ended = {m: one for m, one in found.ended.items() if same(m, "ended", one)}
             running = {

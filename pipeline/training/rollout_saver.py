@@ -1,13 +1,16 @@
 """Saves what a run's unfinished trajectories have come to, now and then and at its end."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from pipeline.errors import RunError
 from pipeline.rollouts.kept_members import pack_file
 from pipeline.rollouts.rollouts import Rollouts
+from pipeline.run_dir.events import EventLog
 from pipeline.run_dir.run_files import ROLLOUTS
 from pipeline.run_dir.synced_files import replace_file
 from pipeline.user_warnings import warn_of_run
@@ -27,9 +30,10 @@ class RolloutSaver:
     over a newer one.
     """
 
-    def __init__(self, run_dir: Path, rollouts: Rollouts, every: float) -> None:
+    def __init__(self, run_dir: Path, rollouts: Rollouts, events: EventLog, every: float) -> None:
         self._path = run_dir / ROLLOUTS
         self._rollouts = rollouts
+        self._events = events
         self._every = every
         self._saving = asyncio.Lock()
         self._writing = threading.Lock()
@@ -44,7 +48,10 @@ class RolloutSaver:
 
     async def stop_rollouts(self, *, is_last: bool) -> None:
         """Cut them off and save no more; is_last: but for what they have come to."""
-        contents = self.last_contents() if is_last else None
+        contents = None
+        if is_last:
+            with contextlib.suppress(RunError):  # the log can't be written, which its own end tells
+                contents = self.last_contents()
         keeping = [self._keeping] if self._keeping is not None else []
         for task in keeping:
             task.cancel()
@@ -79,6 +86,7 @@ class RolloutSaver:
     def contents(self) -> Contents:
         """What there is now."""
         self._num_packed += 1
+        self._events.sync()  # so the file has nothing that the log lacks: it might be taken for a later attempt's
         return Contents(self._num_packed, pack_file(self._rollouts.saved()))
 
     def write(self, contents: Contents) -> None:

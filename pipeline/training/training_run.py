@@ -148,7 +148,9 @@ class TrainingRun:
         files.lock.tell(**run.live)
         counters = self._counters = SamplingCounters()  # only now: their first interval begins
         rollouts = self._make_rollouts(run, counters)
-        kept = self._kept = RolloutSaver(files.directory, rollouts, plan.config.checkpointing.rollout_every)
+        kept = self._kept = RolloutSaver(
+            files.directory, rollouts, files.events, plan.config.checkpointing.rollout_every
+        )
         saver = self._saver = RunSaver(
             files.checkpoints, files.journal, self._recorder, run, kept, self._bookmark, plan.recipe
         )

@@ -146,3 +146,11 @@ def test_what_had_begun_starts_again_and_what_was_discarded_does_not(resumption)
     kept = resumption.kept
     assert kept[0].attempts == {1: 3, 2: 0} and kept[0].discarded == set()
     assert (kept[1].handed_over, kept[1].discarded) == ({0}, {1, 2})
+
+
+@pytest.mark.parametrize(("attempts", "goes_on"), [({1: 2}, True), ({1: 1}, False), ({}, False)])
+def test_what_is_kept_of_another_attempt_is_not_what_the_log_tells(resumption, attempts, goes_on):
+    """Its segments may be as long, and its tokens and reward others."""
+    running = RunningMember(Trajectory(0, 1, 0, [Span("generated", [1] * 5, 0, 0, [0.0] * 5)]), 0, {})
+    resumption.keep({0: KeptMembers(running={1: running}, attempts=attempts)})
+    assert (set(resumption.kept[0].running) == {1}) == goes_on

@@ -203,8 +203,8 @@ def write(directory, contents):
 
 
 def test_members_that_have_ended_come_back_as_they_were(tmp_path):
-    write(tmp_path, pack_file([pack_unfinished(9, [ended(0), ended(3)], [])]))
-    assert read_kept(tmp_path) == {9: KeptMembers(ended={0: ended(0), 3: ended(3)})}
+    write(tmp_path, pack_file([pack_unfinished(9, [ended(0), ended(3)], [], {3: 2})]))
+    assert read_kept(tmp_path) == {9: KeptMembers(ended={0: ended(0), 3: ended(3)}, attempts={3: 2})}
 
 
 def test_what_no_message_can_carry_starts_again(tmp_path):

@@ -50,8 +50,8 @@ def kept_of(told, *, first_version=0, version=9, **saved):
 )
 def test_one_under_way_goes_on_only_if_the_log_tells_the_same_of_it(told, keeps):
     running = {0: RunningMember(SAVED, 5, {})}
-    kept, again = kept_of(told, running=running)
     attempt = sum(event["event"] == "retry" for event in told)
+    kept, again = kept_of(told, running=running, attempts={0: attempt})
     is_begun = told[-1] != RETRY
     assert kept.running == (running if keeps else {}) and not kept.ended
     assert again == ([attempt + 1] if is_begun and not keeps else [])

@@ -17,7 +17,9 @@ from pipeline.user_warnings import RunWarning
 def saver(tmp_path):
     (tmp_path / ROLLOUTS).parent.mkdir()
     saves = iter([[b"first"], [b"second"]])
-    return RolloutSaver(tmp_path, SimpleNamespace(saved=lambda: next(saves)), every=1.0)
+    return RolloutSaver(
+        tmp_path, SimpleNamespace(saved=lambda: next(saves)), SimpleNamespace(sync=lambda: None), every=1.0
+    )
 
 
 def test_an_older_save_that_is_written_late_leaves_the_newer_one(saver, tmp_path):
