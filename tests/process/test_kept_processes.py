@@ -121,9 +121,7 @@ def test_a_keeper_ends_all_when_it_is_told_to(kept, halted):
     assert alive(kept.everyone) == []
 
 
-@pytest.mark.parametrize("is_halted", [False, True])
-def test_nothing_is_left_when_the_starter_is_killed(is_halted):
-    """Also of a keeper that is stopped (SIGSTOP) by then."""
+def test_nothing_is_left_when_the_starter_is_killed():
     starter = subprocess.Popen(
         [sys.executable, "-c", STARTER], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -132,8 +130,6 @@ def test_nothing_is_left_when_the_starter_is_killed(is_halted):
         keeper = psutil.Process(int(starter.stdout.readline()))
         everyone = [keeper, *(psutil.Process(int(pid)) for pid in starter.stdout.readline().split())]
         assert len(alive(everyone)) == 6
-        if is_halted:
-            keeper.suspend()
         starter.kill()
         starter.wait()
         wait_until_gone(everyone)

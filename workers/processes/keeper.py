@@ -5,8 +5,8 @@ waits, and ends in the way that it did. `KEEPER` as an argument becomes this pro
 script by itself that imports nothing of ours: it has to be up in no time, and to outlive whatever it keeps.
 
 It is the subreaper of all that the program starts: whose parent is gone becomes its child, with a session and an
-environment of its own, too. So when it has no child left, there is nobody left. SIGTERM makes it end them all, as does
-the parent's death, of which the kernel tells by SIGCONT: that is heard by a keeper that is stopped, too.
+environment of its own, too. So when it has no child left, there is nobody left. SIGTERM makes it end them all; the
+kernel sends that when the parent dies, of whatever.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
     os.set_inheritable(told, False)
@@ -44,17 +44,14 @@ def main() -> None:
     with contextlib.suppress(OSError):  # nobody reads it any more: the signal says so, too
         os.write(told, b"%d" % kept)
     os.close(told)
-    end_like(wait_for(kept, parent))
+    end_like(wait_for(kept))
 
 
-def wait_for(kept: int, parent: int) -> int:
-    """Its status when it has ended, or SIGKILL's when that was asked for, or `parent` has died; all that it has started
-    is gone then.
-    """
+def wait_for(kept: int) -> int:
+    """Its status when it has ended, or SIGKILL's when that was asked for; all that it has started is gone then."""
     status = None
     while status is None:
-        asked = signal.sigwait({signal.SIGTERM, signal.SIGCHLD, signal.SIGCONT}) == signal.SIGTERM
-        asked |= os.getppid() != parent
+        asked = signal.sigwait({signal.SIGTERM, signal.SIGCHLD}) == signal.SIGTERM
         status = reap().get(kept, signal.SIGKILL if asked else None)
     deadline = time.monotonic() + END_SECONDS
     while (left := children()) and time.monotonic() < deadline:
